@@ -1,0 +1,21 @@
+"""The errors a person may see: one line each, saying what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class PediagError(Exception):
+    """Base of every error raised on purpose. ``exit_status`` is what the command line returns."""
+
+    exit_status = 2
+
+
+class UsageError(PediagError):
+    """An option, code or argument that cannot be meant as given."""
+
+
+class LoadError(PediagError):
+    """A target that cannot be opened: wrong path, corrupt file, failing import, unsafe pickle."""
+
+
+class TraceError(PediagError):
+    """A model that cannot be run abstractly: names the input tried, the place and the cause."""

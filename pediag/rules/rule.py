@@ -1,0 +1,92 @@
+"""What a rule is: metadata, a docstring that is its published page, and one function from facets to findings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pediag.rules.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from pediag.encodings import Encoding
+    from pediag.trace import Trace
+
+Facet = Literal["config", "tensors", "trace", "steps", "attention"]
+Basis = Literal["theorem", "published result", "measured here", "field report", "convention"]
+
+
+class NotApplicable(Exception):
+    """Raised by a rule on a target that has nothing for it to judge; the message is the reason."""
+
+
+class CouldNotCheck(Exception):
+    """Raised by a rule that lacks what it needs; the message says what is missing and how to give it."""
+
+
+@dataclass(slots=True)
+class Facets:
+    """All that is known of one target; ``None`` where a kind of knowledge is missing.
+
+    ``structural`` is the trace at a short prime length, where no two axes share a size; ``target`` the
+    trace at ``seq_len`` tokens. ``gaps`` says, per missing facet, why it is missing.
+    """
+
+    seq_len: int
+    train_len: int | None = None
+    dtype: str | None = None
+    config: Any = None
+    structural: Trace | None = None
+    target: Trace | None = None
+    encodings: list[Encoding] = field(default_factory=list)
+    gaps: dict[str, str] = field(default_factory=dict)
+
+
+Check = Callable[[Facets], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One entry of the catalogue, as ``pediag rules`` and ``pediag explain`` show it."""
+
+    code: str
+    name: str
+    severity: Severity
+    basis: Basis
+    needs: tuple[Facet, ...]
+    summary: str
+    references: tuple[str, ...]
+    page: str
+    check: Check
+    source: str
+
+
+def rule(
+    *,
+    code: str,
+    name: str,
+    severity: Severity,
+    basis: Basis,
+    needs: tuple[Facet, ...],
+    references: tuple[str, ...] = (),
+) -> Callable[[Check], Rule]:
+    """Declare the decorated function a rule; its module's docstring is the rule's page."""
+
+    def declare(check: Check) -> Rule:
+        module = inspect.getmodule(check)
+        page = inspect.cleandoc((module.__doc__ if module else "") or "")
+        return Rule(
+            code=code,
+            name=name,
+            severity=severity,
+            basis=basis,
+            needs=needs,
+            summary=page.partition("\n")[0],
+            references=references,
+            page=page,
+            check=check,
+            source=inspect.getfile(check),
+        )
+
+    return declare
