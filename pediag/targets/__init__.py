@@ -1,0 +1,20 @@
+"""What a user may name, and how each is opened safely and lazily. Importing this package imports no torch."""
+
+from __future__ import annotations
+
+from pediag.targets.config import Config, maximum_length, trained_length
+from pediag.targets.inputs import InputSpec, parse_input_spec
+from pediag.targets.opening import open_target
+from pediag.targets.target import LazyTensor, Target, tensor_for
+
+__all__ = [
+    "Config",
+    "InputSpec",
+    "LazyTensor",
+    "Target",
+    "maximum_length",
+    "open_target",
+    "parse_input_spec",
+    "tensor_for",
+    "trained_length",
+]

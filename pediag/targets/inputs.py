@@ -1,0 +1,123 @@
+"""The ``--input`` option: what to feed a model whose forward cannot be guessed. Imports no torch."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pediag.errors import UsageError
+
+Role = Literal["content", "positions", "mask"]
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+LETTERS = ("B", "N", "M")
+ROLES: tuple[Role, ...] = ("content", "positions", "mask")
+GRAMMAR = (
+    "write NAME=DTYPE[DIMS], optionally followed by :positions or :mask; DIMS are integers, the letters "
+    "B (batch), N (tokens), M (keys), or sums and products of them; for example 'input_ids=int64[B,N]'"
+)
+
+_SPEC = re.compile(
+    r"\s*(?P<name>[^=\[\]:]*?)\s*=\s*(?P<dtype>[^=\[\]:]*?)\s*\[(?P<dims>[^\[\]]*)\]\s*(?::\s*(?P<role>\w*)\s*)?"
+)
+_TERM = re.compile(r"[0-9]+|[A-Za-z]\w*|\S")
+_FACTOR = r"(?:0|[1-9][0-9]{0,15}|[BNM])"
+_DIM = re.compile(rf"{_FACTOR}(?:[+*-]{_FACTOR})*")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One named input. ``dims`` are sizes, or expressions in B, N and M such as ``"N+1"``."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+    role: Role = "content"
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes with B, N and M replaced. Raises UsageError for a letter not given or a negative size."""
+        return tuple(_evaluate(self, dim, sizes) for dim in self.dims)
+
+
+def parse_input_spec(text: str) -> InputSpec:
+    """Read ``name=dtype[dims]`` with an optional ``:positions`` or ``:mask``.
+
+    Raises UsageError that says which part is wrong, what is allowed, and the grammar.
+    """
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--input {text!r} cannot be read: {GRAMMAR}")
+    name, dtype, role = match["name"], match["dtype"].removeprefix("torch."), match["role"]
+    if not name.isidentifier():
+        raise UsageError(f"--input {text!r}: {name!r} is not an argument name: {GRAMMAR}")
+    if dtype not in DTYPES:
+        allowed = f"{_nearest(dtype)}; allowed: {', '.join(DTYPES)}"
+        raise UsageError(f"--input {text!r}: unknown dtype {dtype!r}{allowed}")
+    if role is not None and role not in ROLES:
+        raise UsageError(f"--input {text!r}: unknown role {role!r}; allowed: {', '.join(ROLES)}")
+    return InputSpec(name, dtype, _dims(text, match["dims"]), _role(role))
+
+
+def _role(text: str | None) -> Role:
+    return next((role for role in ROLES if role == text), "content")
+
+
+def _nearest(dtype: str) -> str:
+    aliases = {"long": "int64", "int": "int32", "float": "float32", "half": "float16", "bf16": "bfloat16"}
+    aliases |= {"fp16": "float16", "fp32": "float32", "fp64": "float64", "double": "float64", "i64": "int64"}
+    near = aliases.get(dtype) or next(iter(difflib.get_close_matches(dtype, DTYPES, 1, 0.5)), None)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _dims(text: str, inside: str) -> tuple[int | str, ...]:
+    parts = inside.split(",") if inside.strip() else []
+    return tuple(_dim(text, part) for part in parts)
+
+
+def _dim(text: str, part: str) -> int | str:
+    compact = re.sub(r"\s+", "", part)
+    unknown = [term for term in _TERM.findall(compact) if term[0].isalpha() and term not in LETTERS]
+    if unknown:
+        raise UsageError(f"--input {text!r}: unknown size {unknown[0]!r}; allowed letters: B, N, M")
+    if not _DIM.fullmatch(compact):
+        raise UsageError(f"--input {text!r}: {part.strip()!r} is not a size: {GRAMMAR}")
+    return int(compact) if compact.isdecimal() else compact
+
+
+def _evaluate(spec: InputSpec, dim: int | str, sizes: Mapping[str, int]) -> int:
+    missing = [letter for letter in LETTERS if letter in str(dim) and letter not in sizes]
+    if missing:
+        raise UsageError(f"input {spec.name!r}: no size is known for {missing[0]}")
+    size = dim if isinstance(dim, int) else _arithmetic(ast.parse(dim, mode="eval").body, sizes)
+    if size < 0:
+        raise UsageError(f"input {spec.name!r}: {dim} is {size}, and a size cannot be negative")
+    return size
+
+
+def _arithmetic(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    """Value of a sum, difference or product of integers and letters; ``_DIM`` let nothing else through."""
+    if isinstance(node, ast.Name):
+        return sizes[node.id]
+    if isinstance(node, ast.BinOp):
+        left, right = _arithmetic(node.left, sizes), _arithmetic(node.right, sizes)
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        return left + right if isinstance(node.op, ast.Add) else left - right
+    return int(ast.literal_eval(node))
