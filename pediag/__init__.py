@@ -1,0 +1,44 @@
+"""pediag: a linter and debugging toolkit for positional encodings in PyTorch models.
+
+``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes. Importing this
+package imports neither torch nor numpy; the first use does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pediag.version import __version__
+
+if TYPE_CHECKING:
+    from pediag.check import check, inspect
+    from pediag.report import Report
+
+__all__ = ["Report", "__version__", "check", "inspect"]
+
+_HOMES = {"check": "pediag.check", "inspect": "pediag.check", "Report": "pediag.report"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pediag' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keeps ``pediag.check`` the function once the submodule of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "check" and isinstance(value, ModuleType):
+            value = value.check
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

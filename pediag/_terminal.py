@@ -1,0 +1,172 @@
+"""What the command line does with streams: writing, complaining, and showing that work goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pediag.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SECONDS_UNTIL_SHOWN = 1.0
+PLAIN_WIDTH = 100
+
+
+def drawn(draw: Callable[[Console], None], plain_width: int = PLAIN_WIDTH, *, plain: bool = False) -> str:
+    """What ``draw`` prints: for the terminal on stdout, or plain, ``plain_width`` columns wide.
+
+    The COLUMNS variable, when set, overrides the width of plain text.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal and not plain:
+        with console.capture() as captured:
+            draw(console)
+        return captured.get()
+    stream = StringIO()
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdigit() and int(columns) else plain_width
+    draw(Console(file=stream, width=width, color_system=None, force_terminal=False))
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def write(text: str, output: Path | None = None) -> None:
+    """Write to ``output``, or to stdout when None. A reader that has gone away is no error."""
+    if output is not None:
+        _replace(output, text)
+        return
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def refuse_unwritable(output: Path) -> None:
+    """Raise UsageError when ``output`` cannot become a file, before any work is done."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"--output {output}: the folder {folder} does not exist; create it first")
+    if output.is_dir():
+        raise UsageError(f"--output {output}: is a folder; name a file")
+
+
+def _replace(output: Path, text: str) -> None:
+    path = output.resolve()
+    special = path.exists() and not path.is_file()
+    partial = path if special else path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        if not special:
+            partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror or error}") from error
+    finally:
+        if not special:
+            partial.unlink(missing_ok=True)
+
+
+def complain(message: str, error: BaseException | None = None) -> None:
+    """One line on stderr, and the traceback of ``error`` when it was asked for."""
+    if error is not None and tracebacks():
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"pediag: {message}", file=sys.stderr)
+
+
+def tracebacks() -> bool:
+    """Whether PEDIAG_TRACEBACK asks for tracebacks."""
+    return os.environ.get("PEDIAG_TRACEBACK", "") not in ("", "0")
+
+
+def log_to_stderr() -> None:
+    """Show what pediag logs: the tracebacks of rules that failed inside."""
+    import logging
+
+    logger = logging.getLogger("pediag")
+    logger.setLevel(logging.DEBUG)
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Sends what the user's own code prints to stderr, so that the report alone is on stdout."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+class Progress:
+    """A spinner on stderr while work lasts over a second and stderr is a terminal; else nothing."""
+
+    def __init__(self) -> None:
+        self._target = ""
+        self._text = "starting"
+        self._status: Any = None
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Progress:
+        self._wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pause()
+
+    def for_target(self, target: str) -> Progress:
+        """This progress, showing that ``target`` is at work."""
+        self._target = target
+        if self._timer is None:
+            self._wait()
+        return self
+
+    def step(self, text: str) -> None:
+        """Say what is being done now."""
+        self._text = text
+        with self._lock:
+            if self._status is not None:
+                self._status.update(self._line())
+
+    def pause(self) -> None:
+        """Take the spinner away until the next target."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+
+    def _wait(self) -> None:
+        if sys.stderr.isatty():
+            self._timer = threading.Timer(SECONDS_UNTIL_SHOWN, self._show)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _show(self) -> None:
+        from rich.console import Console
+
+        with self._lock:
+            if self._timer is not None:
+                self._status = Console(stderr=True).status(self._line())
+                self._status.start()
+
+    def _line(self) -> str:
+        from rich.markup import escape
+
+        return escape(": ".join(filter(None, (self._target, self._text))))

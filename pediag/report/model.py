@@ -1,0 +1,181 @@
+"""The report: what was recognised, what each rule came to, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pediag.rules.finding import SEVERITIES, Finding, Severity
+from pediag.rules.run import Outcome
+
+FailOn = Literal["error", "warning", "note", "never"]
+Verdict = Literal["pass", "fail", "nothing-checked"]
+
+FAIL_ON: tuple[FailOn, ...] = (*SEVERITIES, "never")
+CLEAN, FINDINGS, NOTHING_CHECKED = 0, 1, 3
+
+
+class FindingsError(AssertionError):
+    """A report that is not clean; the message is the rendered report."""
+
+
+class Recognised(Protocol):
+    """What a report needs to know of an encoding."""
+
+    @property
+    def id(self) -> str:
+        """Name within the report, such as ``rope-1``."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme, such as ``rotary``; ``mask`` is listed but is no encoding."""
+
+    @property
+    def title(self) -> str:
+        """One short human description."""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The recovered parameters by name."""
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Paths of the modules that use it."""
+
+    @property
+    def layers(self) -> str:
+        """Such as ``layers 0-79``, or empty."""
+
+    @property
+    def source_file(self) -> str | None:
+        """The user's file in which it is applied."""
+
+    @property
+    def source_line(self) -> int | None:
+        """The line in that file, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What was checked, the loader that opened it, and the SHA-256 of its file when it has one."""
+
+    spec: str
+    loader: str = ""
+    sha256: str | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """All that one check found out. Lengths in tokens; ``fail_on`` is the severity that fails it.
+
+    ``notes`` are said once per report: assumptions made, that ``--trust`` was used.
+    """
+
+    target: TargetInfo
+    seq_len: int | None = None
+    train_len: int | None = None
+    encodings: Sequence[Recognised] = ()
+    outcomes: list[Outcome] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    fail_on: FailOn = "error"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, gravest first, then by code and place."""
+        return sorted((item for outcome in self.outcomes for item in outcome.findings), key=_order)
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """Counts of findings by severity and of rules by status."""
+        severities = [finding.severity for finding in self.findings]
+        statuses = [outcome.status for outcome in self.outcomes]
+        return {
+            "errors": severities.count("error"),
+            "warnings": severities.count("warning"),
+            "notes": severities.count("note"),
+            "ran": statuses.count("pass") + statuses.count("fail"),
+            "not_applicable": statuses.count("not-applicable"),
+            "could_not_check": statuses.count("could-not-check"),
+        }
+
+    @property
+    def nothing_checked(self) -> str:
+        """Why this report judges nothing, or an empty string when it does judge.
+
+        An error counts as a judgement even where no encoding was found: it may say just that.
+        """
+        if not self.summary["ran"]:
+            return "no rule could run"
+        if self.summary["errors"] or any(encoding.scheme != "mask" for encoding in self.encodings):
+            return ""
+        return "no position encoding was found"
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict at ``fail_on``; at ``error`` when that is ``never``."""
+        threshold = "error" if self.fail_on == "never" else self.fail_on
+        by_exit: dict[int, Verdict] = {CLEAN: "pass", FINDINGS: "fail", NOTHING_CHECKED: "nothing-checked"}
+        return by_exit[self.exit_code(threshold)]
+
+    def exit_code(self, fail_on: FailOn | None = None) -> int:
+        """0 clean, 1 a finding at or above ``fail_on``, 3 nothing was checked. Raises ValueError."""
+        threshold = self.fail_on if fail_on is None else fail_on
+        if any(finding.severity in _failing(threshold) for finding in self.findings):
+            return FINDINGS
+        return NOTHING_CHECKED if self.nothing_checked else CLEAN
+
+    def ok(self, fail_on: FailOn = "error") -> bool:
+        """Whether something was checked and nothing at or above ``fail_on`` was found."""
+        return self.exit_code(fail_on) == CLEAN
+
+    def raise_for(self, fail_on: FailOn = "error") -> None:
+        """Raise FindingsError, with the rendered report, unless :meth:`ok`."""
+        if not self.ok(fail_on):
+            raise FindingsError(f"{self.summary_line(fail_on)}\n{self}")
+
+    def assert_clean(self) -> None:
+        """Raise FindingsError unless something was checked and there is no warning and no error."""
+        self.raise_for("warning")
+
+    def summary_line(self, fail_on: FailOn | None = None) -> str:
+        """Such as ``2 errors, 1 warning in model.py:net``, or why nothing was checked."""
+        counted = [_count(number, word) for number, word in self._counts() if number]
+        found = ", ".join(counted) or "no findings"
+        reason = self.nothing_checked if self.exit_code(fail_on) == NOTHING_CHECKED else ""
+        return f"{f'nothing was checked: {reason}' if reason else found} in {self.target.spec}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values, see ``schema_version_1.json``."""
+        from pediag.report.json import to_dict
+
+        return to_dict(self)
+
+    def __str__(self) -> str:
+        from pediag.report.rich import to_text
+
+        return to_text([self])
+
+    def _counts(self) -> list[tuple[int, str]]:
+        return [(self.summary[f"{severity}s"], severity) for severity in SEVERITIES]
+
+
+def worst_exit(codes: Iterable[int]) -> int:
+    """The exit status of several targets: 2 (error) over 1 (findings) over 3 (nothing checked) over 0."""
+    return max(codes, key=(CLEAN, NOTHING_CHECKED, FINDINGS, 2).index, default=CLEAN)
+
+
+def _failing(fail_on: FailOn) -> tuple[Severity, ...]:
+    if fail_on not in FAIL_ON:
+        raise ValueError(f"fail_on must be one of {', '.join(FAIL_ON)}; got {fail_on!r}")
+    return () if fail_on == "never" else SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+
+
+def _order(finding: Finding) -> tuple[int, str, str, str, int]:
+    where = finding.where
+    rank = SEVERITIES.index(finding.severity or "error")
+    return rank, finding.code, where.module, where.file or "", where.line or 0
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,282 @@
+"""The report as a table on the terminal. Plain text when the stream is no terminal; nothing is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pediag.report.model import Recognised, Report
+from pediag.report.wording import (
+    brief,
+    counted,
+    grouped,
+    harmless,
+    number,
+    numbers,
+    parameter,
+    place,
+    printable,
+    source_line,
+)
+from pediag.rules.finding import Evidence, Finding
+from pediag.rules.run import Outcome, Status
+
+STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+VERDICTS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red")}
+NOTHING = ("NOTHING CHECKED", "bold yellow")
+HINT = "pediag explain CODE says what a rule checks and why."
+NARROWEST_PLAIN = 100
+WIDE = 130
+"""Columns from which the effect and the fix stand beside the place instead of under it."""
+
+
+def render(reports: Report | Sequence[Report], console: Console, *, statistics: bool = False) -> None:
+    """Print each report, then the totals when there are several; ``statistics`` adds counts per rule."""
+    listed = [reports] if isinstance(reports, Report) else list(reports)
+    for report in listed:
+        _print(console, _report(report, console.width))
+    if statistics:
+        _print(console, _statistics(listed))
+    if any(report.findings for report in listed):
+        console.print(Text(HINT, style="dim"))
+    if len(listed) > 1:
+        console.print(_totals(listed))
+
+
+def render_inspection(reports: Sequence[Report], console: Console) -> None:
+    """Print what encodes position in each target: scheme, parameters, sites and source lines."""
+    for report in reports:
+        parts: list[RenderableType] = [_title("inspect", report)]
+        parts.extend(_inspected(encoding) for encoding in report.encodings)
+        if not report.encodings:
+            parts.append(Text("no position encoding was found", style=NOTHING[1]))
+        parts.append(_labelled(("note", Text(printable(note))) for note in report.notes))
+        _print(console, Group(*parts))
+
+
+def to_text(reports: Sequence[Report], width: int = NARROWEST_PLAIN) -> str:
+    """The same table as plain text, wide enough that no path is broken."""
+    stream = StringIO()
+    render(reports, Console(file=stream, width=plain_width(reports, width), color_system=None))
+    return trimmed(stream.getvalue())
+
+
+def trimmed(text: str) -> str:
+    """``text`` without spaces at the ends of its lines, ending in one newline."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n") + "\n"
+
+
+def plain_width(reports: Sequence[Report], width: int = NARROWEST_PLAIN) -> int:
+    """Columns, at least ``width``, in which no file name, module path or number has to be broken."""
+    words = [word for report in reports for text in _unbreakable(report) for word in text.split()]
+    longest = max(map(len, words), default=0)
+    narrow = longest + 40
+    return max(width, narrow if narrow <= WIDE else 2 * longest + 60)
+
+
+def _unbreakable(report: Report) -> Iterable[str]:
+    yield report.target.spec
+    for finding in report.findings:
+        yield finding.where.module
+        yield place(finding.where.file, finding.where.line)
+        yield finding.message
+        yield finding.fix.summary
+    for encoding in report.encodings:
+        yield from encoding.modules
+        yield place(encoding.source_file, encoding.source_line)
+
+
+def _print(console: Console, content: RenderableType) -> None:
+    console.print(content, highlight=False)
+    console.print()
+
+
+def _report(report: Report, width: int) -> RenderableType:
+    parts: list[RenderableType] = [_title("check", report)]
+    if report.findings:
+        parts.append(_findings(report, wide=width >= WIDE))
+    parts.append(_labelled(_footer(report)))
+    return Group(*parts)
+
+
+def _title(command: str, report: Report) -> Text:
+    title = Text(f"pediag {command} ", style="dim")
+    title.append(printable(report.target.spec), style="bold")
+    facts = [report.target.loader]
+    if report.seq_len:
+        facts.append(f"{report.seq_len:,} tokens")
+    if report.train_len:
+        facts.append(f"trained to {report.train_len:,}")
+    for fact in filter(None, facts):
+        title.append(f" · {printable(fact)}", style="dim")
+    return title
+
+
+def _findings(report: Report, *, wide: bool) -> Table:
+    table = Table(box=box.ROUNDED, show_header=False, show_lines=True, expand=True, padding=(0, 1))
+    table.add_column(width=8, no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    if wide:
+        table.add_column(ratio=1, overflow="fold")
+    for finding in report.findings:
+        table.add_row(_badge(finding), *_told(finding, report, wide=wide))
+    return table
+
+
+def _badge(finding: Finding) -> Text:
+    style = STYLES[finding.severity or "error"]
+    return Text(f"{finding.severity}\n", style=style).append(finding.code, style="bold")
+
+
+def _told(finding: Finding, report: Report, *, wide: bool) -> list[RenderableType]:
+    what = Text(finding.name, style="bold").append("\n").append(printable(finding.message), style="not bold")
+    facts, advice = list(_facts(finding)), list(_advice(finding, report))
+    if wide:
+        return [Group(what, _labelled(facts)), _labelled(advice)]
+    return [Group(what, _labelled([*facts, *advice]))]
+
+
+def _facts(finding: Finding) -> Iterable[tuple[str, Text]]:
+    where = finding.where
+    module = " in ".join(filter(None, (printable(where.encoding), printable(where.module))))
+    lines = [Text(module, style="cyan")] if module else []
+    if where.file:
+        lines.append(Text(place(where.file, where.line), style="cyan"))
+    quoted = source_line(where.file, where.line)
+    if quoted:
+        lines.append(Text("> ", style="dim").append(quoted, style="italic"))
+    if lines:
+        yield "where", Text("\n").join(lines)
+    yield from _evidence(finding.evidence)
+
+
+def _evidence(evidence: Evidence) -> Iterable[tuple[str, Text]]:
+    given = {
+        "measured": evidence.measured,
+        "expected": evidence.expected,
+        "limit": evidence.limit,
+    }
+    stated = {label: value for label, value in given.items() if value is not None}
+    for label, written in zip(stated, numbers(list(stated.values())), strict=True):
+        text = Text(written, style="bold" if label == "measured" else "")
+        if evidence.unit and not isinstance(stated[label], str):
+            text.append(f" {printable(evidence.unit)}", "not bold")
+        yield label, text
+
+
+def _advice(finding: Finding, report: Report) -> Iterable[tuple[str, Text]]:
+    length = finding.evidence.seq_len or report.seq_len
+    at = Text(f" (at {length:,} tokens)", style="dim") if length else Text()
+    if finding.effect:
+        yield "effect", Text(printable(finding.effect)).append_text(at)
+    if finding.fix.summary:
+        yield "fix", Text(printable(finding.fix.summary), style="green")
+    if finding.fix.patch:
+        yield "patch", Text("\n".join(map(harmless, finding.fix.patch.splitlines())))
+
+
+def _footer(report: Report) -> Iterable[tuple[str, Text]]:
+    if not report.encodings:
+        yield "recognised", Text("no position encoding", style="yellow")
+    for encoding in report.encodings:
+        yield "recognised", _recognised(encoding)
+    yield "rules", _ran(report)
+    for status, label in (("not-applicable", "not applicable"), ("could-not-check", "could not check")):
+        for reason, codes in _reasons(report.outcomes, status).items():
+            yield label, Text(", ".join(codes)).append(f": {reason}", style="dim")
+    for outcome in report.outcomes:
+        if outcome.status == "fail" and outcome.reason:
+            yield "incomplete", Text(f"{outcome.rule.code}: {printable(outcome.reason)}")
+    for note in report.notes:
+        yield "note", Text(printable(note))
+    yield "verdict", _verdict(report)
+
+
+def _recognised(encoding: Recognised) -> Text:
+    text = Text(printable(encoding.title or encoding.scheme), style="bold")
+    extras = [encoding.layers or ", ".join(grouped(encoding.modules)[:2])]
+    extras += [f"{name} {parameter(value)}" for name, value in encoding.parameters.items() if brief(value)]
+    for extra in filter(None, extras):
+        text.append(f" · {printable(extra)}", style="not bold")
+    return text
+
+
+def _ran(report: Report) -> Text:
+    summary = report.summary
+    return Text(
+        f"{counted(summary['ran'], 'rule')} ran · {summary['not_applicable']} not applicable · "
+        f"{summary['could_not_check']} could not check"
+    )
+
+
+def _reasons(outcomes: Iterable[Outcome], status: Status | str) -> Mapping[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.status == status:
+            grouped.setdefault(printable(outcome.reason) or "no reason given", []).append(outcome.rule.code)
+    return grouped
+
+
+def _verdict(report: Report) -> Text:
+    word, style = VERDICTS.get(report.verdict, NOTHING)
+    summary = report.summary
+    text = Text(word, style=style)
+    if report.verdict == "nothing-checked":
+        text.append(f": {report.nothing_checked}", style="not bold")
+    counts = [counted(summary[f"{severity}s"], severity) for severity in STYLES if summary[f"{severity}s"]]
+    text.append(f" · {', '.join(counts) or 'no findings'}", style="default not bold")
+    return text.append(f" · exit status {report.exit_code()}", style="dim not bold")
+
+
+def _inspected(encoding: Recognised) -> Table:
+    table = Table(box=box.ROUNDED, show_header=False, expand=True, padding=(0, 1))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(ratio=1, overflow="fold")
+    table.add_row(printable(encoding.id), Text(printable(encoding.title), style="bold"))
+    table.add_row("scheme", printable(encoding.scheme))
+    for name, value in encoding.parameters.items():
+        table.add_row(printable(name), Text(parameter(value)))
+    users = filter(None, (printable(encoding.layers), *grouped(encoding.modules)))
+    table.add_row("used by", Text("\n".join(users), style="cyan"))
+    file, line = encoding.source_file, encoding.source_line
+    if file:
+        table.add_row("source", Text(place(file, line), style="cyan"))
+        quoted = source_line(file, line)
+        table.add_row("", Text("> ", style="dim").append(quoted, style="italic") if quoted else "")
+    return table
+
+
+def _statistics(reports: Sequence[Report]) -> Table:
+    table = Table("code", "name", "severity", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("findings", justify="right")
+    table.add_column("targets", justify="right")
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for index, report in enumerate(reports):
+        for finding in report.findings:
+            found.setdefault((finding.code, finding.name, finding.severity or ""), []).append(index)
+    for (code, name, severity), at in sorted(found.items()):
+        table.add_row(code, name, Text(severity, STYLES[severity]), number(len(at)), number(len(set(at))))
+    return table
+
+
+def _totals(reports: Sequence[Report]) -> Text:
+    verdicts = [report.verdict for report in reports]
+    kinds = ("fail", "nothing-checked", "pass")
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds if kind in verdicts)
+    return Text(f"{len(reports)} targets: {counts}", style="bold")
+
+
+def _labelled(rows: Iterable[tuple[str, Text]]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(ratio=1, overflow="fold")
+    previous = ""
+    for label, text in rows:
+        grid.add_row(label if label != previous else "", text)
+        previous = label
+    return grid

@@ -1,0 +1,127 @@
+"""How numbers, places and user text are written for people."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tokenize
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+LONGEST_SOURCE = 4_000_000
+"""Bytes of a source file read at most to quote one line of it."""
+
+
+def number(value: Any, digits: int = 6) -> str:
+    """``value`` in full when that is short, else to ``digits`` significant digits; integers with commas."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return printable(str(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float) and math.isfinite(value):
+        full = repr(float(value))
+        return f"{float(value):,}" if len(full) <= digits + 4 else f"{value:.{digits}g}"
+    return printable(str(value))
+
+
+def numbers(values: Sequence[Any]) -> list[str]:
+    """The values written with as many digits as it takes to tell different values apart."""
+    different = len(set(values))
+    for digits in range(6, 18):
+        written = [number(value, digits) for value in values]
+        if len(set(written)) >= different:
+            break
+    return written
+
+
+def parameter(value: Any) -> str:
+    """A recovered parameter on one line; long lists as their length and ends."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{printable(str(key))} {parameter(item)}" for key, item in value.items())
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
+    if not isinstance(value, list | tuple):
+        return number(value)
+    if len(value) > 8:
+        return f"{len(value):,} values, {parameter(value[0])} to {parameter(value[-1])}"
+    return "[" + ", ".join(parameter(item) for item in value) + "]"
+
+
+def brief(value: Any) -> bool:
+    """Whether a parameter is given and short enough to stand in a one-line summary."""
+    size = getattr(value, "size", None) or (len(value) if isinstance(value, list | tuple) else 0)
+    return value is not None and (not isinstance(size, int) or size <= 8)
+
+
+def place(file: str | None, line: int | None) -> str:
+    """``file:line``, relative to the working directory when the file lies below it."""
+    if not file:
+        return ""
+    path = Path(file)
+    try:
+        shown = path.relative_to(Path.cwd()) if path.is_absolute() else path
+    except (ValueError, OSError):
+        shown = path
+    return printable(f"{shown}:{line}" if line else str(shown))
+
+
+def source_line(file: str | None, line: int | None) -> str:
+    """Line ``line`` (from 1) of ``file`` without its indent, or nothing when it cannot be read as text."""
+    if not file or not line or line < 1 or not os.path.isfile(file):
+        return ""
+    try:
+        with open(file, "rb") as stream:
+            raw = stream.read(LONGEST_SOURCE)
+        encoding, _ = tokenize.detect_encoding(BytesIO(raw).readline)
+        lines = raw.decode(encoding, errors="replace").splitlines()
+    except (OSError, SyntaxError, LookupError):
+        return ""
+    return harmless(lines[line - 1].strip())[:200] if line <= len(lines) else ""
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, single-spaced, with nothing in it that a terminal would obey."""
+    return harmless(" ".join(text.split()))
+
+
+def harmless(line: str) -> str:
+    """``line`` with its spacing kept and control characters replaced."""
+    shown = line.expandtabs(4)
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+
+
+def grouped(paths: Sequence[str]) -> list[str]:
+    """Module paths that differ in one layer number as one: ``layers.{0-31}.attn``."""
+    numbered: dict[tuple[str, str], list[int]] = {}
+    for path in paths:
+        head, digits, tail = _around_number(printable(path))
+        numbered.setdefault((head, tail), []).extend([int(digits)] if digits else [])
+    return [head + _ranges(layers) + tail for (head, tail), layers in numbered.items()]
+
+
+def _around_number(path: str) -> tuple[str, str, str]:
+    match = re.search(r"(?:^|(?<=\.))\d+(?=\.|$)", path)
+    if match is None:
+        return path, "", ""
+    return path[: match.start()], match.group(), path[match.end() :]
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    written = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return written if len(set(layers)) < 2 else f"{{{written}}}"
+
+
+def counted(count: int, word: str) -> str:
+    """``1 rule``, ``2 rules``."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

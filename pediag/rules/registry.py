@@ -1,0 +1,109 @@
+"""Finds the rules. A rule exists by being a file ``FAMILY/pe###_name.py`` that declares one :class:`Rule`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from pediag.errors import PediagError, UsageError
+from pediag.rules.rule import Rule
+
+PATTERN = "*/pe[0-9][0-9][0-9]_*.py"
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule that ships with pediag, sorted by code. Imports no torch."""
+    return discover(Path(__file__).parent, "pediag.rules")
+
+
+def discover(folder: Path, package: str) -> tuple[Rule, ...]:
+    """The rules in ``folder``, whose dotted name is ``package``, sorted by code.
+
+    Raises PediagError for a file that does not declare exactly one rule of its own code and name, and
+    for a code or a name that two files claim.
+    """
+    rules = [_load(path, package) for path in sorted(folder.glob(PATTERN))]
+    for attribute in ("code", "name"):
+        _refuse_duplicates(rules, attribute)
+    return tuple(sorted(rules, key=lambda rule: rule.code))
+
+
+def find(code_or_name: str) -> Rule:
+    """The rule of this code or name, in any case. Raises UsageError that names the nearest one."""
+    wanted = code_or_name.strip().lower()
+    for rule in all_rules():
+        if wanted in (rule.code.lower(), rule.name):
+            return rule
+    raise UsageError(f"unknown rule {code_or_name!r}{_nearest(wanted)}; `pediag rules` lists all")
+
+
+def select(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> tuple[Rule, ...]:
+    """The rules named by ``select`` (all when empty) less those named by ``ignore``, sorted by code.
+
+    An entry is a code, a name or the beginning of a code (``PE``, ``PE3``, ``PE30``), in any case.
+    Raises UsageError for an entry that names no rule, and when the two lists leave no rule.
+    """
+    chosen, dropped = split(select), split(ignore)
+    kept = {code for entry in chosen for code in _matches(entry)}
+    kept = kept or {rule.code for rule in all_rules()}
+    left = kept - {code for entry in dropped for code in _matches(entry)}
+    if kept and not left:
+        raise UsageError(f"nothing is left to run: ignoring {', '.join(dropped)} drops every selected rule")
+    return tuple(rule for rule in all_rules() if rule.code in left)
+
+
+def split(entries: Iterable[str] | str) -> list[str]:
+    """Entries as given, with comma lists taken apart and blanks dropped."""
+    listed = [entries] if isinstance(entries, str) else entries
+    return [part.strip() for entry in listed for part in entry.split(",") if part.strip()]
+
+
+def _matches(entry: str) -> set[str]:
+    wanted = entry.lower()
+    exact = {rule.code for rule in all_rules() if wanted in (rule.code.lower(), rule.name)}
+    if exact:
+        return exact
+    family = {rule.code for rule in all_rules() if _is_prefix(wanted, rule.code.lower())}
+    if not family:
+        raise UsageError(f"unknown rule or prefix {entry!r}{_nearest(wanted)}; `pediag rules` lists all")
+    return family
+
+
+def _is_prefix(wanted: str, code: str) -> bool:
+    return len(wanted) >= 2 and code.startswith(wanted)
+
+
+def _nearest(wanted: str) -> str:
+    by_spelling = {key: rule for rule in all_rules() for key in (rule.code.lower(), rule.name)}
+    close = difflib.get_close_matches(wanted, by_spelling, n=1, cutoff=0.5)
+    if not close:
+        return ""
+    rule = by_spelling[close[0]]
+    return f": did you mean {rule.code} {rule.name}?"
+
+
+def _load(path: Path, package: str) -> Rule:
+    module = importlib.import_module(f"{package}.{path.parent.name}.{path.stem}")
+    declared = [value for value in vars(module).values() if isinstance(value, Rule)]
+    if len(declared) != 1:
+        raise PediagError(f"{path.name} declares {len(declared)} rules; a rule file declares exactly one")
+    code, _, name = path.stem.partition("_")
+    expected = (code.upper(), name.replace("_", "-"))
+    if (declared[0].code, declared[0].name) != expected:
+        given = f"{declared[0].code} {declared[0].name}"
+        raise PediagError(f"{path.name} declares {given}; its file name says {' '.join(expected)}")
+    return declared[0]
+
+
+def _refuse_duplicates(rules: Sequence[Rule], attribute: str) -> None:
+    seen: dict[str, Rule] = {}
+    for rule in rules:
+        value = getattr(rule, attribute)
+        if value in seen:
+            sources = f"{seen[value].source} and {rule.source}"
+            raise PediagError(f"rule {attribute} {value} is declared by {sources}")
+        seen[value] = rule

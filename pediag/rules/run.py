@@ -1,0 +1,84 @@
+"""Runs rules on facets. Every rule gets a status; none is silently skipped, and none ends the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pediag.rules.finding import Finding
+from pediag.rules.rule import CouldNotCheck, Facet, Facets, NotApplicable, Rule
+
+Status = Literal["pass", "fail", "not-applicable", "could-not-check"]
+
+NO_CONFIG = "no config"
+"""How a gap says that there is no configuration at all, which is not a lack: nothing was declared."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one rule came to on one target; ``reason`` is empty when it ran to its end."""
+
+    rule: Rule
+    status: Status
+    reason: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+
+def run(rules: Iterable[Rule], facets: Facets) -> list[Outcome]:
+    """One outcome per rule, in the order given. Raises nothing of a rule's own making."""
+    return [_run_one(rule, facets) for rule in rules]
+
+
+def _run_one(rule: Rule, facets: Facets) -> Outcome:
+    for need in rule.needs:
+        if not _has(facets, need):
+            return _missing(rule, need, facets.gaps.get(need, ""))
+    return _judge(rule, facets)
+
+
+def _has(facets: Facets, need: Facet) -> bool:
+    if need == "trace":
+        return facets.structural is not None or facets.target is not None
+    return getattr(facets, need, None) is not None
+
+
+def _missing(rule: Rule, need: Facet, gap: str) -> Outcome:
+    if need == "config" and gap.lower().startswith(NO_CONFIG):
+        return Outcome(rule, "not-applicable", gap)
+    return Outcome(rule, "could-not-check", gap or f"needs {need}, which this target does not give")
+
+
+def _judge(rule: Rule, facets: Facets) -> Outcome:
+    found: list[Finding] = []
+    status: Status = "pass"
+    reason = ""
+    try:
+        for finding in rule.check(facets):
+            found.append(_stamped(rule, finding))
+    except NotApplicable as error:
+        status, reason = "not-applicable", _one_line(error)
+    except CouldNotCheck as error:
+        status, reason = "could-not-check", _one_line(error)
+    except Exception as error:  # a fault of the rule must not hide what the others found
+        _LOG.debug("rule %s failed", rule.code, exc_info=True)
+        status = "could-not-check"
+        reason = f"internal error in {rule.code}: {type(error).__name__}: {_one_line(error)}".rstrip(": ")
+    return Outcome(rule, "fail" if found else status, reason, found)
+
+
+def _stamped(rule: Rule, finding: Finding) -> Finding:
+    return finding.stamped(
+        code=rule.code,
+        name=rule.name,
+        severity=rule.severity,
+        basis=rule.basis,
+        references=rule.references,
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
