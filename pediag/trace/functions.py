@@ -1,0 +1,163 @@
+"""The function mode: facts that exist only above the dispatcher.
+
+A dropout that is switched off, a move to the device where the tensor already is, a tensor made without a
+device, and a fused attention as one call: none of these reaches the dispatcher as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from pediag.trace.evaluate import Unavailable
+from pediag.trace.frames import user_frame
+from pediag.trace.graph import Attention, Dropout, Node, Provenance, Site, Transfer
+from pediag.trace.recorder import DependsOnContent, Recorder
+
+_DROPOUTS = {
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.dropout,
+    torch.dropout_,
+    torch.feature_dropout,
+    torch.alpha_dropout,
+}
+_MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as}
+_FACTORIES = {
+    torch.arange,
+    torch.range,
+    torch.linspace,
+    torch.logspace,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.eye,
+    torch.empty,
+    torch.tensor,
+    torch.as_tensor,
+    torch.from_numpy,
+    torch.tril_indices,
+    torch.triu_indices,
+    torch.Tensor.__new__,
+}
+_READS = {torch.Tensor.tolist, torch.Tensor.numpy}
+
+
+class Functions(TorchFunctionMode):
+    """Watches calls of torch functions while a recorder records their operations."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.handlers: dict[Any, Callable[..., Any]] = {}
+        for group, handler in (
+            (_DROPOUTS, self._dropout),
+            (_MOVES, self._move),
+            (_FACTORIES, self._factory),
+            (_READS, self._read),
+            ({F.scaled_dot_product_attention}, self._attention),
+        ):
+            self.handlers.update(dict.fromkeys(group, handler))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = self.handlers.get(func)
+        if handler is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return handler(func, args, kwargs or {})
+
+    def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0] if args else kwargs["input"]
+        probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        recorder = self.recorder
+        if not recorder.place.constructing:
+            node = recorder.node_of(tensor)
+            recorder.graph.dropouts.append(Dropout(node, float(probability), recorder.place.module, user_frame()))
+        return tensor
+
+    def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
+        place = self.recorder.place
+        outer = place.host
+        moved = func is torch.as_tensor and args and isinstance(args[0], torch.Tensor)
+        place.host = kwargs.get("device") is None and not moved and torch.get_default_device().type == "cpu"
+        try:
+            return func(*args, **kwargs)
+        finally:
+            place.host = outer
+
+    def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        recorder = self.recorder
+        if recorder.place.constructing or not self._names_device(func, args[1:], kwargs):
+            return result
+        node = recorder.node_of(args[0])
+        if not node.host:
+            return result
+        recorder.graph.transfers.append(Transfer(node, recorder.place.module, user_frame(), self._birth(node)))
+        moved, _ = recorder.graph.add("buffer", (recorder.node_of(result),), {}, node.provenance, result)
+        moved.moving = node.moving
+        result = result.view_as(result)
+        recorder.give(result, moved)
+        return result
+
+    def _names_device(self, func: Any, rest: Any, kwargs: Any) -> bool:
+        """Whether a conversion moves to a device that is not spelled as the host."""
+        if func is not torch.Tensor.to:
+            return True
+        named = [*rest, kwargs.get("device"), kwargs.get("other")]
+        for item in named:
+            if isinstance(item, (torch.Tensor, torch.device)):
+                return True
+            if isinstance(item, str):
+                return item != "cpu"
+        return False
+
+    def _birth(self, node: Node) -> Any:
+        """The frame where the oldest host-born operand was made."""
+        while True:
+            born = [operand for operand in node.inputs() if operand.host and operand.shape]
+            if not born:
+                return node.frame
+            node = born[0]
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        node = self.recorder.node_of(args[0])
+        if node.provenance is Provenance.CONTENT:
+            raise DependsOnContent(f"content is read with .{func.__name__}()")
+        try:
+            value = self.recorder.evaluator(node)
+        except Unavailable as reason:
+            raise DependsOnContent(str(reason)) from None
+        return value.tolist() if func is torch.Tensor.tolist else value.numpy()
+
+    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        call = {**dict(zip(names, args, strict=False)), **kwargs}
+        recorder, graph = self.recorder, self.recorder.graph
+        query, key, value, mask = (call.get(name) for name in names[:4])
+        assert query is not None and key is not None and value is not None
+        nodes = [recorder.node_of(item) if item is not None else None for item in (query, key, value, mask)]
+        provenance = max(node.provenance for node in nodes if node is not None)
+        if provenance is not Provenance.CONTENT:
+            return func(*args, **kwargs)
+        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2] if not call.get("enable_gqa") else ())
+        result = query.new_empty((*batch, query.shape[-2], value.shape[-1]))
+        operands = tuple(node for node in nodes if node is not None)
+        node, _ = graph.add("attention", operands, {}, provenance, result, share=False)
+        recorder.give(result, node)
+        frame = node.frame = user_frame()
+        module = node.module = recorder.place.module
+        q, k, v, m = nodes
+        assert q is not None and k is not None
+        causal = bool(call.get("is_causal"))
+        graph.attentions.append(Attention(q, k, v, m, causal, node, module, frame, call.get("scale"), True))
+        if m is not None and m.provenance is Provenance.POSITION:
+            graph.sites.append(Site("bias", "attention", node, (q, k), (m,), module, frame))
+        return result

@@ -1,0 +1,271 @@
+"""What to feed a model: the user's own example, the given specs, or inputs made up from its signature."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from pediag.errors import TraceError, UsageError
+from pediag.targets import InputSpec
+
+Role = Literal["content", "positions", "mask"]
+
+# Argument names by which models in wide use take positions and masks; a calling convention, not a diagnosis.
+POSITION_ARGUMENTS = frozenset(("position_ids", "positions", "pos_ids", "input_pos", "pos", "position"))
+_WIDTHS_TRIED = 6
+
+
+def positions(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a tensor of ``example_inputs`` as positions (times, coordinates, position ids), and return it."""
+    tensor._pediag_role = "positions"  # type: ignore[attr-defined]
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Batch, tokens and keys of one trace."""
+
+    batch: int
+    tokens: int
+    keys: int
+
+    def named(self) -> dict[str, int]:
+        """The letters of ``--input``."""
+        return {"B": self.batch, "N": self.tokens, "M": self.keys}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One argument: a shape in the letters of :class:`Sizes`, or the user's own tensor."""
+
+    dtype: torch.dtype = torch.int64
+    dims: tuple[int | str, ...] = ("B", "N")
+    role: Role = "content"
+    value: Any = None
+    literal: bool = False
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape at these sizes."""
+        if self.value is not None:
+            return tuple(self.value.shape)
+        named = sizes.named()
+        return tuple(named[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+    def __str__(self) -> str:
+        if self.literal:
+            return repr(self.value)
+        dims = self.value.shape if self.value is not None else self.dims
+        return f"{str(self.dtype).removeprefix('torch.')}[{','.join(str(dim) for dim in dims)}]"
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One way to call the model. ``given`` says that the user chose it."""
+
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    given: bool = False
+
+    def __str__(self) -> str:
+        parts = [str(item) for item in self.args]
+        parts += [f"{name}={item}" for name, item in self.kwargs.items()]
+        return ", ".join(parts)
+
+
+Maker = Callable[[Sizes], Candidate]
+
+
+def candidates(
+    model: nn.Module, specs: Sequence[InputSpec], example: Callable[[int], Any] | None
+) -> Iterator[Maker]:
+    """Ways to call the model, the likeliest first; only the user's own when one is given."""
+    if specs:
+        yield lambda sizes: _from_specs(specs, sizes)
+    elif example is not None:
+        yield lambda sizes: _from_example(example, sizes)
+    elif hasattr(model, "main_input_name") and hasattr(model, "config"):
+        yield from _transformers(model)
+    else:
+        yield from _guessed(model)
+
+
+def _from_specs(specs: Sequence[InputSpec], sizes: Sizes) -> Candidate:
+    kwargs = {
+        spec.name: Input(getattr(torch, spec.dtype), spec.shape(sizes.named()), spec.role) for spec in specs
+    }
+    return Candidate([], dict(kwargs), True)
+
+
+def _from_example(example: Callable[[int], Any], sizes: Sizes) -> Candidate:
+    try:
+        made = example(sizes.tokens)
+    except Exception as error:
+        raise TraceError(
+            f"example_inputs({sizes.tokens}) raised {type(error).__name__}: {error}; it must return the model's "
+            "arguments for that many tokens"
+        ) from error
+    if isinstance(made, Mapping):
+        return Candidate([], {name: _own(item) for name, item in made.items()}, True)
+    items = made if isinstance(made, (tuple, list)) else (made,)
+    return Candidate([_own(item) for item in items], {}, True)
+
+
+def _own(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return Input(value=item, literal=True)
+    role: Role = getattr(item, "_pediag_role", None) or _role_by_value(item)
+    return Input(item.dtype, role=role, value=item)
+
+
+def _role_by_value(tensor: torch.Tensor) -> Role:
+    """All-true masks are masks; real-valued clocks that only run forward are positions; the rest is content."""
+    if tensor.dtype is torch.bool:
+        return "mask"
+    if tensor.dim() == 2 and tensor.is_floating_point() and tensor.shape[-1] > 2:
+        return "positions" if bool((tensor.diff(dim=-1) > 0).all()) else "content"
+    return "mask" if tensor.dim() >= 2 and tensor.numel() > 1 and bool((tensor == 1).all()) else "content"
+
+
+def _transformers(model: nn.Module) -> Iterator[Maker]:
+    """Inputs of a transformers model by its own declared main input."""
+    config: Any = model.config
+    accepted = inspect.signature(model.forward).parameters
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    kwargs: dict[str, Any] = {main: _main_input(main, config)}
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        kwargs["decoder_input_ids"] = Input(dims=("B", "M"))
+    if "use_cache" in accepted:
+        kwargs["use_cache"] = Input(value=False, literal=True)
+    yield lambda sizes: Candidate([], dict(kwargs))
+    if main != "input_ids" and "input_ids" in accepted:
+        yield lambda sizes: Candidate([], {**kwargs, "input_ids": Input()})
+    if "use_cache" in kwargs:
+        plain = {name: item for name, item in kwargs.items() if name != "use_cache"}
+        yield lambda sizes: Candidate([], dict(plain))
+
+
+def _main_input(name: str, config: Any) -> Input:
+    if name == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return Input(torch.float32, ("B", int(getattr(config, "num_channels", 3)), int(height), int(width)))
+    if name == "inputs_embeds":
+        return Input(torch.float32, ("B", "N", int(config.hidden_size)))
+    return Input()
+
+
+def _guessed(model: nn.Module) -> Iterator[Maker]:
+    """Inputs from the forward signature and the widths of the first modules."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    if not required:
+        required = [parameter.name for parameter in parameters[:1]]
+    for primary in _primary(model):
+        for filler in (None, "mask"):
+            yield _call_with(required, primary, filler)
+            if not any("mask" in name for name in required):
+                break
+
+
+def _call_with(required: list[str], primary: Input, filler: str | None) -> Maker:
+    def make(sizes: Sizes) -> Candidate:
+        args: list[Any] = []
+        content = 0
+        for name in required:
+            if name in POSITION_ARGUMENTS:
+                args.append(Input(torch.int64, ("N",) if primary.dims[0] != "B" else ("B", "N"), "positions"))
+            elif "mask" in name:
+                args.append(Input(torch.bool, ("B", "N"), "mask") if filler else Input(literal=True))
+            elif name in ("start_pos", "offset", "past_length", "cache_position"):
+                args.append(Input(value=0, literal=True))
+            else:
+                later = content > 0 and required[0] != name and _is_target(name)
+                args.append(_renamed(primary) if later else primary)
+                content += 1
+        return Candidate(args)
+
+    return make
+
+
+def _is_target(name: str) -> bool:
+    """Whether a second sequence is the decoder's, which may be of another length than the encoder's."""
+    return name.startswith(("tgt", "target", "dec", "decoder", "y"))
+
+
+def _renamed(primary: Input) -> Input:
+    return Input(primary.dtype, tuple("M" if dim == "N" else dim for dim in primary.dims), primary.role)
+
+
+def _primary(model: nn.Module) -> Iterator[Input]:
+    first = next((module for module in model.modules() if list(module.parameters(recurse=False))), None)
+    has_table = any(isinstance(module, nn.Embedding) for module in model.modules())
+    floats = [Input(_dtype(model), dims) for dims in _float_shapes(model)]
+    ids = [Input()] if has_table else []
+    # A model whose first weights are a table takes ids; one that starts with a projection takes vectors.
+    yield from itertools.chain(ids, floats) if isinstance(first, nn.Embedding) else itertools.chain(
+        ids if len(floats) == 0 else [], floats, ids, [] if has_table else [Input()]
+    )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+
+
+def _float_shapes(model: nn.Module) -> list[tuple[int | str, ...]]:
+    widths: list[int] = []
+    images: list[tuple[int | str, ...]] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            widths.append(module.in_features)
+        elif isinstance(module, nn.MultiheadAttention):
+            widths.append(module.embed_dim)
+        elif isinstance(module, nn.LayerNorm):
+            widths.append(int(module.normalized_shape[-1]))
+        elif isinstance(module, nn.Embedding):
+            widths.append(module.embedding_dim)
+        elif isinstance(module, nn.Conv2d) and not images:
+            images.append(("B", module.in_channels, 224, 224))
+            images.append(("B", module.in_channels, 32, 32))
+    widths += [int(t.shape[-1]) for t in itertools.chain(model.buffers(), model.parameters()) if t.dim() >= 2]
+    unique = list(dict.fromkeys(width for width in widths if width > 1))[:_WIDTHS_TRIED]
+    sequences: list[tuple[int | str, ...]] = [("B", "N", width) for width in unique]
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    return images + sequences if isinstance(first, nn.Conv2d) else sequences + images
+
+
+def check_names(model: nn.Module, specs: Sequence[InputSpec]) -> None:
+    """Raise UsageError when a given input is no argument of the model's forward."""
+    accepted = inspect.signature(model.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        return
+    for spec in specs:
+        if spec.name not in accepted:
+            raise UsageError(
+                f"--input {spec.name}: forward() takes no such argument; it takes {', '.join(accepted)}"
+            )
+
+
+def transposed(candidate: Candidate) -> Candidate:
+    """The same call with batch and sequence swapped, for models that put the sequence first."""
+
+    def swap(item: Any) -> Any:
+        if isinstance(item, Input) and not item.literal and item.value is None and item.dims[:2] == ("B", "N"):
+            return Input(item.dtype, ("N", "B", *item.dims[2:]), item.role)
+        return item
+
+    return Candidate(
+        [swap(item) for item in candidate.args],
+        {name: swap(item) for name, item in candidate.kwargs.items()},
+        candidate.given,
+    )

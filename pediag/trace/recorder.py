@@ -1,0 +1,520 @@
+"""The dispatch mode that records a forward pass: content abstract, positions concrete."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pediag.errors import TraceError
+from pediag.trace.aliases import Value, View, fresh, read, write
+from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
+from pediag.trace.frames import Frame, user_frame
+from pediag.trace.graph import Attention, Graph, Node, Provenance, Site, nodes_in
+from pediag.trace.operators import COMPARISONS, DATA_DEPENDENT, ORDERED, SHAPE_ONLY, Operator, describe
+
+CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
+    Provenance.CONTENT,
+    Provenance.POSITION,
+    Provenance.MASK,
+    Provenance.WEIGHT,
+    Provenance.CONSTANT,
+)
+# An ordinary token id: not a padding, start or end marker of any tokenizer in wide use.
+ORDINARY_TOKEN = 7
+_PRODUCTS = frozenset(("bmm", "mm", "addmm", "baddbmm", "matmul"))
+_LOOKUPS = frozenset(("embedding", "index", "index_select", "gather"))
+_SILENT = frozenset(("device", "sym_size", "size", "stride", "is_contiguous", "layout"))
+_EVALUATED_BELOW = 1 << 22
+_DIGESTED_BELOW = 1 << 16
+
+
+class DependsOnContent(Exception):
+    """The model's own code asked for the number of an abstract value."""
+
+
+class Overrun(Exception):
+    """A table was asked for a row that it does not have."""
+
+    def __init__(self, table: Node, largest: int) -> None:
+        super().__init__(f"index {largest} is out of range for a table of {table.shape[0]} rows")
+        self.table = table
+        self.largest = largest
+
+
+@dataclass(slots=True)
+class Lengths:
+    """The sizes that tell axes apart: sequence lengths in tokens, and the batch."""
+
+    sequence: frozenset[int]
+    batch: int
+
+    @property
+    def moving(self) -> frozenset[int]:
+        """Sizes whose axes may carry positions, rightly (sequence) or wrongly (batch)."""
+        return self.sequence | {self.batch}
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the pass is now: module path, and whether it constructs the model or runs it."""
+
+    path: list[str] = field(default_factory=lambda: [""])
+    constructing: bool = False
+    host: bool = False
+
+    @property
+    def module(self) -> str:
+        """Path of the innermost module that is running."""
+        return self.path[-1]
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation into a graph; give ``reference`` provenances to follow a structural trace."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        fake_mode: FakeTensorMode,
+        lengths: Lengths,
+        *,
+        reference: dict[Any, Provenance] | None = None,
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.fake_mode = fake_mode
+        self.lengths = lengths
+        self.place = Place()
+        self.evaluator = Evaluator(surrogates=True)
+        self.reference = reference
+        self.provenances: dict[Any, Provenance] = {}
+        self.assumptions: list[str] = []
+        self.ordered: list[str] = []
+        self.failed_site: Site | None = None
+        self.failed_frame: Frame | None = None
+        self.failed_module = ""
+        self._seen: Counter[Any] = Counter()
+        self._strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
+        self.plain_attributes: dict[int, str] = {}
+
+    # -- values -------------------------------------------------------------------------------------------
+
+    def node_of(self, tensor: torch.Tensor) -> Node:
+        """The node a tensor holds now."""
+        value: Value | None = getattr(tensor, "_pediag", None)
+        if value is None:
+            value = self._adopt(tensor)
+        return read(self.graph, value)
+
+    def give(self, tensor: torch.Tensor, node: Node) -> None:
+        """Declare that ``tensor`` has memory of its own and holds ``node``."""
+        tensor._pediag = fresh(node)  # type: ignore[attr-defined]
+
+    def leaf(self, tensor: torch.Tensor, provenance: Provenance, name: str = "") -> Node:
+        """A leaf holding a real tensor."""
+        node, _ = self.graph.add("leaf", (), {}, provenance, tensor, share=False)
+        node.source = lambda: tensor
+        node.names = [name] if name else []
+        node.module = self.place.module
+        return node
+
+    def _adopt(self, tensor: torch.Tensor) -> Value:
+        node, _ = self.graph.add("leaf", (), {}, CONTENT, tensor, share=False)
+        self.give(tensor, node)
+        value: Value = tensor._pediag  # type: ignore[attr-defined]
+        return value
+
+    def _fake_of(self, tensor: torch.Tensor, literal: bool) -> torch.Tensor:
+        """The abstract stand-in of a real tensor that the model's code brought in by itself."""
+        known = self._strays.get(id(tensor))
+        if known is not None:
+            return known[1]
+        fake = self.fake_mode.from_tensor(tensor)
+        host = tensor.dim() > 0 and not self.place.constructing and (self.place.host or not literal)
+        key = ("literal", host, digest(tensor)) if tensor.numel() <= _DIGESTED_BELOW else None
+        node = self.graph.shared.get(key) if key else None
+        new = node is None
+        if node is None:
+            node = self.leaf(tensor, CONSTANT, self.plain_attributes.get(id(tensor), ""))
+            node.host, node.frame = host, user_frame()
+            if key:
+                self.graph.shared[key] = node
+        self._settle(node, new)
+        self.give(fake, node)
+        self._strays[id(tensor)] = (tensor, fake)
+        return fake
+
+    # -- dispatch -----------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = describe(func)
+        if operator.name in _SILENT:
+            return func(*args, **kwargs)
+        literal = operator.name == "lift_fresh"
+        args = tuple([self._abstract(item, literal) for item in args])
+        kwargs = {key: self._abstract(item, literal) for key, item in kwargs.items()}
+        bound = self._bind(args)
+        named = {key: self._bind_one(item) for key, item in kwargs.items()}
+        operands = [*nodes_in(bound), *nodes_in(tuple(named.values()))]
+        if operator.name == "_local_scalar_dense":
+            return self._scalar(operands[0])
+        self._check_lookup(operator, bound)
+        if operator.name in DATA_DEPENDENT and (result := self._data_dependent(func, bound, named, operands)):
+            return result
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            result = self._rescue(func, operator, bound, named, operands)
+        if operator.writes or operator.writes_out:
+            self._record_write(func, operator, args, kwargs, bound, named, operands)
+        else:
+            self._record(func, operator, args, bound, kwargs, named, operands, result)
+        return result
+
+    def _abstract(self, item: Any, literal: bool) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item if isinstance(item, FakeTensor) else self._fake_of(item, literal)
+        if type(item) in (list, tuple):
+            return type(item)([self._abstract(part, literal) for part in item])
+        return item
+
+    def _bind(self, args: Any) -> tuple[Any, ...]:
+        return tuple([self._bind_one(item) for item in args])
+
+    def _bind_one(self, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return self.node_of(item)
+        if type(item) in (list, tuple):
+            return tuple([self._bind_one(part) for part in item])
+        return item
+
+    def _scalar(self, node: Node) -> Any:
+        if node.provenance is CONTENT:
+            raise DependsOnContent(f"{node.op_name} of content is read as a Python number")
+        try:
+            return self.evaluator(node).item()
+        except Unavailable as reason:
+            raise DependsOnContent(str(reason)) from None
+
+    def _check_lookup(self, operator: Operator, bound: tuple[Any, ...]) -> None:
+        if operator.name != "embedding":
+            return
+        table, index = bound[0], bound[1]
+        if index.provenance not in (POSITION, MASK, CONSTANT) or not index.numel:
+            return
+        try:
+            largest = int(self.evaluator(index).max())
+        except Unavailable:
+            return
+        if largest >= table.shape[0]:
+            self.failed_frame, self.failed_module = user_frame(), self.place.module
+            raise Overrun(table, largest)
+
+    def _data_dependent(self, func: Any, bound: Any, named: Any, operands: list[Node]) -> Any:
+        if any(node.provenance is CONTENT for node in operands):
+            return None
+        probe, _ = self.graph.add(func, bound, named, max(n.provenance for n in operands), _Like(operands[0]))
+        try:
+            with real_numbers():
+                real = self.evaluator._lookup(probe)
+        except Unavailable:
+            return None
+        single = isinstance(real, torch.Tensor)
+        results = []
+        for index, tensor in enumerate([real] if single else real):
+            fake = self.fake_mode.from_tensor(tensor)
+            node = probe
+            if not single:
+                node, _ = self.graph.add("getitem", (probe, index), {}, probe.provenance, tensor)
+            node.shape, node.dtype = tuple(tensor.shape), tensor.dtype
+            self.give(fake, node)
+            results.append(fake)
+        return results[0] if single else tuple(results)
+
+    def _rescue(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node]) -> Any:
+        """Shape of a result that the abstract kernels cannot tell; raise again what the model itself would raise."""
+        if operands and all(node.provenance is not CONTENT for node in operands) and not operator.writes:
+            probe, _ = self.graph.add(func, bound, named, CONSTANT, _Like(operands[0]), share=False)
+            try:
+                return self.fake_mode.from_tensor(self.evaluator(probe))
+            except Unavailable:
+                pass
+        if operator.name == "_grouped_mm":
+            left, right = bound[0], bound[1]
+            return self._empty((*left.shape[:-1], right.shape[-1]), left)
+        self.failed_frame, self.failed_module = user_frame(), self.place.module
+        content = tuple(node for node in operands if node.provenance is CONTENT)
+        position = tuple(node for node in operands if node.provenance is POSITION)
+        if content and position:
+            self.failed_site = Site(
+                "failed", operator.name, content[0], content, position, self.place.module, self.failed_frame
+            )
+        raise
+
+    def _empty(self, shape: tuple[int, ...], like: Node) -> torch.Tensor:
+        with self.fake_mode:
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    # -- recording ----------------------------------------------------------------------------------------
+
+    def _record(
+        self, func: Any, operator: Operator, args: Any, bound: Any, kwargs: Any, named: Any, operands: Any, result: Any
+    ) -> None:
+        if isinstance(result, torch.Tensor):
+            node = self._node(func, operator, bound, named, operands, result)
+            self._attach(func, operator, args, kwargs, bound, named, result, node, None)
+            self._notice(operator, node, operands, bound)
+        elif isinstance(result, (tuple, list)):
+            first = next((item for item in result if isinstance(item, torch.Tensor)), None)
+            if first is None:
+                return
+            parent = self._node(func, operator, bound, named, operands, first)
+            for index, item in enumerate(result):
+                if isinstance(item, torch.Tensor):
+                    node, new = self.graph.add("getitem", (parent, index), {}, parent.provenance, item)
+                    if new:
+                        node.module, node.frame, node.host = parent.module, parent.frame, parent.host
+                        self._settle(node)
+                    self._attach(func, operator, args, kwargs, bound, named, item, node, index)
+            self._notice(operator, parent, operands, bound)
+
+    def _node(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node], like: Any) -> Node:
+        if operator.name in SHAPE_ONLY:
+            named = dict(named)
+            named.pop("pin_memory", None)
+            bound = (_Shape(tuple(like.shape), like.dtype), *[item for item in bound[1:] if type(item) is not Node])
+            func, bound, named = _refill(operator.name, like, bound)
+            operands = list(nodes_in(bound))
+        provenance = max([node.provenance for node in operands], default=CONSTANT)
+        if provenance is CONTENT and operator.name in COMPARISONS | {"isin"}:
+            assumed = self._assume(operator.name, operands, bound)
+            if assumed is not None:
+                node, new = self.graph.add("assume", (tuple(like.shape), assumed), {}, MASK, like)
+                return node
+        host = self._host(operands)
+        share = provenance is not CONTENT and not operator.random
+        node, new = self.graph.add(func, bound, named, provenance, like, share=share, salt=host)
+        if new:
+            node.module, node.host = self.place.module, host
+            if provenance is not CONTENT and not self.place.constructing:
+                node.frame = user_frame()
+        if provenance is not CONTENT:
+            self._settle(node, new)
+        return node
+
+    def _host(self, operands: list[Node]) -> bool:
+        if not operands:
+            return self.place.host and not self.place.constructing
+        sized = [node for node in operands if node.shape]
+        return bool(sized) and all(node.host for node in sized)
+
+    def _assume(self, name: str, operands: list[Node], bound: Any) -> bool | None:
+        """What a comparison of content with a constant says when no token is special."""
+        if name in ("eq", "isin"):
+            return False
+        if name == "ne":
+            return True
+        left, right = bound[0], bound[1]
+        if left.provenance is not CONTENT or left.dtype.is_floating_point or isinstance(right, Node):
+            return None
+        return bool(
+            {
+                "lt": ORDINARY_TOKEN < right,
+                "le": ORDINARY_TOKEN <= right,
+                "gt": ORDINARY_TOKEN > right,
+                "ge": ORDINARY_TOKEN >= right,
+            }[name]
+        )
+
+    def _settle(self, node: Node, new: bool = True) -> None:
+        """Raise a value that moves along a length to POSITION."""
+        if self.place.constructing or node.provenance is CONTENT:
+            return
+        if self.reference is not None:
+            self._follow(node, new)
+            return
+        if new and node.provenance < POSITION:
+            node.moving = self._moving_axes(node)
+            if node.moving:
+                node.provenance = POSITION
+        key = self._key(node)
+        self.provenances[key] = max(node.provenance, self.provenances.get(key, CONSTANT))
+
+    def _follow(self, node: Node, new: bool) -> None:
+        assert self.reference is not None
+        known = self.reference.get(self._key(node))
+        if not new or node.provenance is POSITION:
+            return
+        if known is not None:
+            node.provenance = max(node.provenance, min(known, POSITION))
+        elif node.provenance is CONSTANT and node.numel <= _EVALUATED_BELOW and self._moving_axes(node):
+            node.provenance = POSITION
+
+    def _key(self, node: Node) -> Any:
+        frame = node.frame
+        place = (self.place.module, node.op_name, frame.file if frame else "", frame.line if frame else 0)
+        self._seen[place] += 1
+        return (*place, self._seen[place])
+
+    def _moving_axes(self, node: Node) -> tuple[int, ...]:
+        axes = [axis for axis, size in enumerate(node.shape) if size > 1 and size in self.lengths.moving]
+        if not axes:
+            return ()
+        try:
+            value = self.evaluator(node)
+        except Unavailable as reason:
+            return () if "random" in str(reason) else tuple(axes)
+        return tuple(axis for axis in axes if varies(value, axis))
+
+    def _attach(
+        self,
+        func: Any,
+        operator: Operator,
+        args: Any,
+        kwargs: Any,
+        bound: Any,
+        named: Any,
+        result: torch.Tensor,
+        node: Node,
+        output: int | None,
+    ) -> None:
+        base = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if base is None or not operator.view or result is base:
+            if result is not base:
+                self.give(result, node)
+            return
+        origin: Value = base._pediag  # type: ignore[attr-defined]
+        step = View(func, tuple(bound[1:]), named, output, result)
+        result._pediag = Value(  # type: ignore[attr-defined]
+            node, origin.storage, (*origin.chain, step), origin.storage.version
+        )
+
+    def _record_write(
+        self, func: Any, operator: Operator, args: Any, kwargs: Any, bound: Any, named: Any, operands: list[Node]
+    ) -> None:
+        if operator.writes_out:
+            target = next(item for item in kwargs.values() if isinstance(item, torch.Tensor))
+            provenance = max([node.provenance for node in operands], default=CONSTANT)
+            node, _ = self.graph.add("opaque", bound, {}, provenance, target, share=False)
+            self.give(target, node)
+            return
+        position = operator.writes[0]
+        target = args[position]
+        sources = [node for i, item in enumerate(bound) if i != position for node in nodes_in((item,))]
+        reads_target = operator.name not in ("copy", "fill", "zero")
+        if reads_target:
+            sources.append(bound[position])
+        provenance = max([node.provenance for node in sources], default=CONSTANT)
+        share = provenance is not CONTENT and not operator.random
+        node, new = self.graph.add("mutate", (func, position, bound), named, provenance, target, share=share)
+        if new:
+            node.module, node.frame = self.place.module, user_frame()
+            node.host = self._host(operands)
+        if provenance is not CONTENT:
+            self._settle(node, new)
+        write(self.graph, target._pediag, node, target)
+        whole = target._pediag.storage.node
+        if whole is not node and whole.provenance is not CONTENT:
+            self._settle(whole, operator)
+        self._notice(operator, node, operands if reads_target else sources, bound)
+
+    # -- what is worth noticing ---------------------------------------------------------------------------
+
+    def _notice(self, operator: Operator, node: Node, operands: list[Node], bound: Any) -> None:
+        if node.provenance is not CONTENT or self.place.constructing:
+            return
+        content = tuple(item for item in operands if item.provenance is CONTENT)
+        position = tuple(item for item in operands if item.provenance is POSITION)
+        if operator.name in ORDERED:
+            self.ordered.append(operator.name)
+        if operator.name in _PRODUCTS and len(content) >= 2:
+            self._notice_product(operator, node, content, position)
+        if content and position:
+            frame = node.frame = user_frame()
+            self.graph.sites.append(
+                Site("", operator.name, node, content, position, self.place.module, frame)
+            )
+        elif content and operator.name in ("add", "mul", "sub"):
+            self._notice_constant(operator, node, content, operands)
+
+    def _notice_product(
+        self, operator: Operator, node: Node, content: tuple[Node, ...], position: tuple[Node, ...]
+    ) -> None:
+        lengths = self.lengths.moving
+        if len(node.shape) < 2 or node.shape[-1] not in lengths or node.shape[-2] not in lengths:
+            return
+        query, key = content[-2], content[-1]
+        mask = position[0] if position else None
+        self.graph.attentions.append(
+            Attention(query, key, None, mask, False, node, self.place.module, user_frame())
+        )
+
+    def _notice_constant(
+        self, operator: Operator, node: Node, content: tuple[Node, ...], operands: list[Node]
+    ) -> None:
+        """A table joined with content that moves along no length: perhaps positions laid along a wrong axis."""
+        for item in operands:
+            if item.provenance <= WEIGHT and sum(size > 1 for size in item.shape) >= 2 and not item.trainable:
+                site = Site("", operator.name, node, content, (item,), self.place.module, user_frame())
+                self.graph.constant_sites.append(site)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Like:
+    """Shape facts of a node, in the form the graph reads them from a tensor."""
+
+    def __init__(self, node: Node) -> None:
+        self.shape = node.shape
+        self.dtype = node.dtype
+        self.device = torch.device(node.device)
+
+
+def _refill(name: str, like: torch.Tensor, bound: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The factory call that makes the same tensor as a ``*_like`` or ``new_*`` call."""
+    shape, options = tuple(like.shape), {"dtype": like.dtype}
+    if "zeros" in name:
+        return torch.ops.aten.zeros.default, (shape,), options
+    if "ones" in name:
+        return torch.ops.aten.ones.default, (shape,), options
+    if "full" in name:
+        return torch.ops.aten.full.default, (shape, bound[-1]), options
+    return torch.ops.aten.empty.memory_format, (shape,), options
+
+
+def varies(value: torch.Tensor, axis: int) -> bool:
+    """Whether the numbers change along ``axis``; NaN equals NaN."""
+    with real_numbers():
+        first = value.narrow(axis, 0, 1)
+        different = value != first
+        if value.is_floating_point():
+            different &= ~(value.isnan() & first.isnan())
+        return bool(different.any())
+
+
+def digest(tensor: torch.Tensor) -> Any:
+    """A key that two tensors share exactly when they hold the same numbers in the same shape."""
+    with real_numbers():
+        plain = tensor.detach().cpu().contiguous()
+        raw = plain.view(torch.uint8) if plain.dim() else plain.reshape(1).view(torch.uint8)
+        return (tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw.numpy().tobytes()).hexdigest())
+
+
+def explain(error: BaseException) -> str:
+    """The first line of an exception, with its type."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+
+
+__all__ = ["DependsOnContent", "Lengths", "Overrun", "Recorder", "TraceError", "explain", "varies"]

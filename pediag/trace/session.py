@@ -1,0 +1,352 @@
+"""Runs a model abstractly, first at a short prime length, then at the length that is asked about."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pediag.errors import TraceError
+from pediag.targets import InputSpec, Target, tensor_for
+from pediag.trace.evaluate import Evaluator
+from pediag.trace.frames import Frame, _is_glue
+from pediag.trace.functions import Functions
+from pediag.trace.graph import Graph, Node, Provenance, Site, ancestors
+from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
+from pediag.trace.isolation import eager, module_paths, untouched
+from pediag.trace.operators import UNINITIALISED, describe
+from pediag.trace.recorder import DependsOnContent, Lengths, Overrun, Recorder, digest, explain
+from pediag.trace.sites import classify
+
+# Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
+# ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
+_TOKENS = ((151, 157, 163, 167, 173, 179), (61, 59, 53, 67), (29, 31, 23), (13, 11), (7, 5))
+_KEYS = ((139, 137, 131, 127, 149), (47, 43, 41), (19, 17), (11, 13), (5, 7))
+_BATCHES = (3, 5, 7, 11, 13)
+_SHARED_BELOW = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a forward pass stopped: the model's own error, and where."""
+
+    message: str
+    module: str
+    frame: Frame | None
+    site: Site | None = None
+    table: Node | None = None
+    largest: int | None = None
+    abstract: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """One recorded pass. ``value(node)`` gives a node's number as the model computes it."""
+
+    graph: Graph
+    sizes: Sizes
+    lengths: Lengths
+    value: Evaluator
+    inputs: str
+    failure: Failure | None = None
+    assumptions: list[str] = field(default_factory=list)
+    ordered: list[str] = field(default_factory=list)
+    provenances: dict[Any, Provenance] = field(default_factory=dict)
+    batched: tuple[int, ...] = ()
+
+    @property
+    def seq_len(self) -> int:
+        """Length of the main input in tokens."""
+        return self.sizes.tokens
+
+
+class Session:
+    """One model under observation. Raises TraceError when it cannot be built or run abstractly at all."""
+
+    def __init__(self, target: Target, specs: Sequence[InputSpec] = ()) -> None:
+        self.target = target
+        self.specs = specs
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.leaves: dict[str, Node] = {}
+        self.fakes: dict[str, torch.Tensor] = {}
+        self.abstract = target.module is None
+        self._built = Graph()
+        self.model = target.module if target.module is not None else self._build()
+        self._make_leaves()
+        check_names(self.model, specs)
+        self._maker: Callable[[Sizes], Candidate] | None = None
+        self._structural: Trace | None = None
+        self._dims = _dimensions(self.model)
+
+    # -- the model ----------------------------------------------------------------------------------------
+
+    def _build(self) -> nn.Module:
+        assert self.target.build is not None
+        recorder = Recorder(self._built, self.fake_mode, Lengths(frozenset(), 0))
+        recorder.place.constructing = True
+        try:
+            with self.fake_mode, recorder, Functions(recorder), torch.no_grad():
+                model = self.target.build()
+        except Exception as error:
+            raise TraceError(f"{self.target.spec}: the model cannot be built without weights: {explain(error)}") from error
+        return model.eval()
+
+    def _make_leaves(self) -> None:
+        holder = Recorder(self._built, self.fake_mode, Lengths(frozenset(), 0))
+        holder.place.constructing = True
+        shared: dict[Any, Node] = {}
+        for name, tensor in self._named_tensors():
+            trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+            if self.abstract:
+                fake, node = tensor, self._stored_leaf(holder, name, tensor)
+            else:
+                fake = self._fake(tensor)
+                node = self._live_leaf(holder, name, tensor, shared)
+            if name not in node.names:
+                node.names.append(name)
+            node.trainable = trainable
+            node.host = False
+            self.fakes[name], self.leaves[name] = fake, node
+
+    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.model.named_parameters(remove_duplicate=False)
+        yield from self.model.named_buffers(remove_duplicate=False)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.fake_mode.from_tensor(tensor)
+        except Exception as error:
+            raise TraceError(f"a {type(tensor).__name__} cannot be made abstract: {explain(error)}") from error
+
+    def _live_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, shared: dict[Any, Node]) -> Node:
+        """A leaf of a live tensor; fixed tables with the same numbers are one leaf, so layers share them."""
+        key = None
+        if not (isinstance(tensor, nn.Parameter) and tensor.requires_grad) and tensor.numel() <= _SHARED_BELOW:
+            key = digest(tensor) if tensor.device.type != "meta" else None
+        if key is not None and key in shared:
+            return shared[key]
+        node = holder.leaf(tensor, Provenance.WEIGHT)
+        if key is not None:
+            shared[key] = node
+        return node
+
+    def _stored_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor) -> Node:
+        """A leaf of a tensor that was built abstractly: from the checkpoint, else as its program says, else unknown."""
+        stored = tensor_for(self.target, name)
+        made = holder.node_of(tensor)
+        if stored is not None and stored.shape == tuple(tensor.shape):
+            node = holder.leaf(tensor, Provenance.WEIGHT)
+            node.source = stored.load
+        elif _deterministic(made):
+            node, _ = self._built.add("buffer", (made,), {}, Provenance.WEIGHT, tensor)
+        else:
+            node = holder.leaf(tensor, Provenance.WEIGHT)
+            node.source = None
+        return node
+
+    # -- the passes ---------------------------------------------------------------------------------------
+
+    def structural(self) -> Trace:
+        """The pass at a short prime length that equals no size of the model."""
+        if self._structural is None:
+            self._structural = self._first_that_runs()
+        return self._structural
+
+    def at(self, seq_len: int) -> Trace:
+        """The pass at ``seq_len`` tokens, following the structural one."""
+        structural = self.structural()
+        assert self._maker is not None
+        sizes = Sizes(1, seq_len, seq_len)
+        return self._run(self._maker(sizes), sizes, structural.provenances)
+
+    def _first_that_runs(self) -> Trace:
+        failed: list[tuple[Trace, Maker]] = []
+        for maker in candidates(self.model, self.specs, self.target.example_inputs):
+            for row in range(len(_TOKENS)):
+                sizes = self._sizes(row)
+                trace = self._run(maker(sizes), sizes, None)
+                if trace.failure is None:
+                    self._maker = maker
+                    return self._oriented(maker, trace)
+                failed.append((trace, maker))
+                if not _too_long(trace.failure):
+                    break
+        if not failed:
+            raise TraceError(f"{self.target.spec}: forward() takes no input that could be made up; give --input")
+        trace, self._maker = min(failed, key=lambda pair: _distance(pair[0].failure))
+        return trace
+
+    def _oriented(self, maker: Maker, trace: Trace) -> Trace:
+        """The trace with the sequence along the axis that attention runs over."""
+        scores = [attention.query.shape[-2] for attention in trace.graph.attentions]
+        if not scores or any(size in trace.lengths.sequence for size in scores):
+            return trace
+
+        def swapped(sizes: Sizes) -> Candidate:
+            return transposed(maker(sizes))
+
+        turned = self._run(swapped(trace.sizes), trace.sizes, None)
+        if turned.failure is None:
+            self._maker = swapped
+            return turned
+        return trace
+
+    def _sizes(self, row: int) -> Sizes:
+        batch = next((size for size in _BATCHES if all(dim % size for dim in self._dims)), _BATCHES[-1])
+        tokens = next((size for size in _TOKENS[row] if _free(size, self._dims)), _TOKENS[row][0])
+        keys = next((size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0])
+        return Sizes(batch, tokens, keys)
+
+    def _run(self, candidate: Candidate, sizes: Sizes, reference: dict[Any, Provenance] | None) -> Trace:
+        graph = Graph()
+        lengths = self._lengths(candidate, sizes)
+        recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
+        recorder.plain_attributes = _plain_attributes(self.model)
+        for name, fake in self.fakes.items():
+            recorder.give(fake, self.leaves[name])
+        arguments = [self._make(recorder, item, sizes) for item in candidate.args]
+        keywords = {name: self._make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
+        failure = self._forward(recorder, arguments, keywords)
+        trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
+        trace.assumptions, trace.ordered = recorder.assumptions, recorder.ordered
+        trace.provenances = recorder.provenances
+        classify(trace)
+        return trace
+
+    def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(eager())
+            stack.enter_context(module_paths(self.model, recorder.place))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(self.fake_mode)
+            stack.enter_context(recorder)
+            stack.enter_context(Functions(recorder))
+            try:
+                if self.abstract:
+                    self.model(*arguments, **keywords)
+                else:
+                    torch.func.functional_call(self.model, self.fakes, tuple(arguments), keywords)
+            except Exception as error:
+                return _failure(recorder, error)
+        return None
+
+    def _lengths(self, candidate: Candidate, sizes: Sizes) -> Lengths:
+        tensors = [item for item in (*candidate.args, *candidate.kwargs.values()) if _sized(item)]
+        sequence = {sizes.tokens, sizes.keys}
+        batch = sizes.batch
+        if candidate.given and tensors:
+            leading = tensors[0].shape(sizes)
+            batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
+        around = {offset + size for size in sequence for offset in (-1, 0, 1)}
+        around |= {factor * size + offset for size in sequence for factor, offset in ((2, -1), (2, 0), (2, 1))}
+        return Lengths(frozenset(around), batch)
+
+    def _make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
+        if not isinstance(item, Input):
+            return item
+        if item.literal:
+            return item.value
+        shape = item.shape(sizes)
+        with self.fake_mode:
+            fake = torch.empty(shape, dtype=item.dtype)
+        node, _ = recorder.graph.add("leaf", (), {}, _PROVENANCE[item.role], fake, share=False)
+        node.names = ["input"]
+        if item.role != "content":
+            real = item.value if item.value is not None else _numbers(item, shape)
+            node.source = lambda: real
+            node.moving = tuple(axis for axis, size in enumerate(shape) if size in recorder.lengths.sequence)
+        recorder.give(fake, node)
+        return fake
+
+
+_PROVENANCE = {"content": Provenance.CONTENT, "positions": Provenance.POSITION, "mask": Provenance.MASK}
+
+
+def _numbers(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
+    if item.role == "mask":
+        return torch.ones(shape, dtype=item.dtype)
+    return torch.arange(shape[-1]).to(item.dtype).expand(shape)
+
+
+def _sized(item: Any) -> bool:
+    return isinstance(item, Input) and not item.literal
+
+
+def _deterministic(node: Node) -> bool:
+    """Whether a constructed value follows from its program alone, without random or uninitialised memory."""
+    for part in ancestors(node):
+        if part.op == "leaf" and part.source is None:
+            return False
+        overload = part.args[0] if part.op == "mutate" else part.op
+        if not isinstance(overload, str):
+            operator = describe(overload)
+            if operator.random or (operator.name in UNINITIALISED and part is node):
+                return False
+    return True
+
+
+def _dimensions(model: nn.Module) -> set[int]:
+    """Every size the model's tensors and integer attributes hold."""
+    dims: set[int] = set()
+    for module in model.modules():
+        dims.update(v for v in vars(module).values() if type(v) is int and 1 < v < 1 << 24)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            dims.update(size for size in tensor.shape if size > 1)
+    return dims
+
+
+def _free(size: int, dims: set[int]) -> bool:
+    around = {size, size - 1, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
+    return not around & dims and all(dim % size for dim in dims)
+
+
+def _plain_attributes(model: nn.Module) -> dict[int, str]:
+    """Tensors that modules hold neither as parameter nor as buffer, by identity."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, item in vars(module).items():
+            if isinstance(item, torch.Tensor):
+                found[id(item)] = f"{path}.{name}".lstrip(".")
+    return found
+
+
+def _failure(recorder: Recorder, error: Exception) -> Failure:
+    frame = _last_user_frame(error) or recorder.failed_frame
+    module = recorder.failed_module or recorder.place.module
+    if isinstance(error, Overrun):
+        return Failure(str(error), module, frame, None, error.table, error.largest)
+    abstract = isinstance(error, DependsOnContent) or "DataDependent" in type(error).__name__
+    abstract |= "DynamicOutputShape" in type(error).__name__
+    return Failure(explain(error), module, frame, recorder.failed_site, abstract=abstract)
+
+
+def _last_user_frame(error: BaseException) -> Frame | None:
+    frames = [
+        Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not _is_glue(frame.f_code)
+    ]
+    return frames[-1] if frames else None
+
+
+def _too_long(failure: Failure) -> bool:
+    """Whether a shorter input might run: a table ended, or sizes of positions and content do not fit."""
+    return failure.table is not None or failure.site is not None
+
+
+def _distance(failure: Failure | None) -> int:
+    """How little a failed attempt tells: least for one that failed where positions meet content."""
+    if failure is None:
+        return 0
+    if failure.site is not None:
+        return 1
+    if failure.table is not None:
+        return 2
+    return 3 if failure.abstract else 4
