@@ -40,7 +40,8 @@ class Target:
     - ``module``: a live model, with its numbers.
     - ``build``: a recipe that constructs the model without weights; the caller enters its abstract mode.
     - ``tensors``: stored tensors by name; empty when there are none.
-    - ``prefix``: the name under which the stored tensors' base model may or may not sit (``"bert"``).
+    - ``prefix``: the name under which the stored tensors' base model may or may not sit (``"bert"``); set by
+      ``build``.
     - ``example_inputs``: the user's own ``example_inputs(seq_len)``, with ``seq_len`` in tokens.
     - ``reason_not_runnable``: why there is neither ``module`` nor ``build``; empty when there is one.
     """
@@ -73,7 +74,7 @@ def tensor_for(target: Target, name: str) -> LazyTensor | None:
         candidates += [name.removeprefix(f"{target.prefix}."), f"{target.prefix}.{name}"]
     candidates += [wrapper + candidate for wrapper in WRAPPER_PREFIXES for candidate in candidates]
     found = next((tensors[candidate] for candidate in candidates if candidate in tensors), None)
-    return found or _by_one_component(tensors, name)
+    return found or (None if target.prefix else _by_one_component(tensors, name))
 
 
 def _by_one_component(tensors: Mapping[str, LazyTensor], name: str) -> LazyTensor | None:

@@ -1,0 +1,118 @@
+"""A live model: wrappers taken off, what cannot be traced refused, its own configuration found."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pediag.errors import LoadError
+from pediag.targets.config import Config, looks_like_config
+from pediag.targets.target import Target
+
+CONFIG_NAMES = ("config", "cfg", "args", "params", "hparams")
+
+
+def live_target(
+    module: nn.Module,
+    *,
+    spec: str,
+    loader: str,
+    config: Config | None = None,
+    example_inputs: Callable[[int], Any] | None = None,
+) -> Target:
+    """A Target around a model that exists; the model itself is not changed.
+
+    Raises LoadError for a scripted model, and for one whose parameters have no numbers.
+    """
+    model, notes = unwrapped(module)
+    _refuse_scripted(model, spec)
+    notes += _without_numbers(model, spec)
+    return Target(
+        spec=spec,
+        loader=loader,
+        module=model,
+        config=config or own_config(model),
+        example_inputs=example_inputs,
+        notes=notes,
+    )
+
+
+def unwrapped(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model inside torch.compile and data-parallel wrappers, and a note for each wrapper taken off."""
+    notes = []
+    while (inner := _inside(module)) is not None:
+        notes.append(f"{type(module).__name__} was taken off; the model inside it is checked")
+        module = inner
+    return module, notes
+
+
+def own_config(model: nn.Module) -> Config | None:
+    """The first configuration that the model, or the outermost of its parts that has one, carries."""
+    for part in model.modules():
+        for value in _config_candidates(part):
+            return Config.from_object(value)
+    return None
+
+
+def _config_candidates(part: nn.Module) -> Iterator[object]:
+    for name in CONFIG_NAMES:
+        try:
+            value = getattr(part, name, None)
+            if value is not None and _is_declaration(value):
+                yield value
+        except Exception:  # a property of the user's that fails is no configuration
+            continue
+
+
+def _is_declaration(value: object) -> bool:
+    if isinstance(value, (nn.Module, torch.Tensor, type)):
+        return False
+    if callable(getattr(value, "to_dict", None)):
+        return True
+    if isinstance(value, Mapping):
+        return looks_like_config(value)
+    if dataclasses.is_dataclass(value) or isinstance(value, argparse.Namespace):
+        return looks_like_config(Config.from_object(value).values)
+    return False
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    compiled = module._modules.get("_orig_mod") if _is_compiled(module) else None
+    inner = module._modules.get("module") if isinstance(module, parallel) else compiled
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    frame = sys.modules.get("torch._dynamo.eval_frame")
+    return frame is not None and isinstance(module, frame.OptimizedModule)
+
+
+def _refuse_scripted(model: nn.Module, spec: str) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise LoadError(
+            f"{spec}: a scripted (TorchScript) model hides its Python code: give the Python module"
+        )
+
+
+def _without_numbers(model: nn.Module, spec: str) -> list[str]:
+    """A note where some tensors have no numbers. Raises LoadError where none has."""
+    held = [*model.parameters(), *model.buffers()]
+    if any(nn.parameter.is_lazy(tensor) for tensor in held):
+        raise LoadError(
+            f"{spec}: has lazy parameters without a shape: run it once on an example, then check it"
+        )
+    empty = sum(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in held)
+    if held and empty == len(held):
+        raise LoadError(
+            f"{spec}: has no numbers; all its parameters are on the meta device: load its weights, "
+            "or build it on the CPU (for shapes alone, name its config.json)"
+        )
+    return [f"{empty} of {len(held)} parameters and buffers have no numbers (meta device)"] if empty else []
