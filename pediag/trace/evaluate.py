@@ -55,8 +55,8 @@ class Lane:
 class Evaluator:
     """Computes nodes in one lane and keeps what it computed within a bound of memory.
 
-    With ``surrogates`` weights without values are replaced by fixed pseudo-random numbers: enough to see along
-    which axes a value moves, never to judge its numbers.
+    With ``surrogates`` parameters are replaced by fixed pseudo-random numbers: enough to see along which axes
+    a value moves, whether or not the model is trained, never to judge its numbers.
     """
 
     def __init__(self, lane: Lane | None = None, *, surrogates: bool = False, budget: int = BUDGET) -> None:
@@ -161,7 +161,7 @@ class Evaluator:
         raise Unavailable(f"{node.op} depends on content")
 
     def _leaf(self, node: Node) -> torch.Tensor:
-        if node.source is not None:
+        if node.source is not None and not (self.surrogates and node.trainable):
             tensor = node.source()
             if tensor.device.type == "meta":
                 raise Unavailable("the tensor is on the meta device and has no numbers")
@@ -176,7 +176,7 @@ class Evaluator:
         raise Unavailable(f"the weight {node.names[0] if node.names else ''} has no values here")
 
     def _buffer(self, node: Node, values: dict[Node, Any]) -> torch.Tensor:
-        if node.source is not None:
+        if node.source is not None or (self.surrogates and node.trainable):
             return self._leaf(node)
         return self.lane.leaf(node, values[node.args[0]])
 

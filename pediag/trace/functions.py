@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from pediag.trace.evaluate import Unavailable
+from pediag.trace.evaluate import Unavailable, real_numbers
 from pediag.trace.frames import user_frame
 from pediag.trace.graph import Attention, Dropout, Node, Provenance, Site, Transfer
 from pediag.trace.recorder import DependsOnContent, Recorder
@@ -135,7 +135,8 @@ class Functions(TorchFunctionMode):
             value = self.recorder.evaluator(node)
         except Unavailable as reason:
             raise DependsOnContent(str(reason)) from None
-        return value.tolist() if func is torch.Tensor.tolist else value.numpy()
+        with real_numbers():
+            return value.tolist() if func is torch.Tensor.tolist else value.numpy()
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import random
 import sys
 from collections.abc import Iterator
@@ -108,3 +109,15 @@ def eager() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+@contextmanager
+def quiet_kernels() -> Iterator[None]:
+    """Keep torch from logging a traceback for each abstract kernel that refuses its inputs."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -30,6 +30,7 @@ ORDINARY_TOKEN = 7
 _PRODUCTS = frozenset(("bmm", "mm", "addmm", "baddbmm", "matmul"))
 _LOOKUPS = frozenset(("embedding", "index", "index_select", "gather"))
 _SILENT = frozenset(("device", "sym_size", "size", "stride", "is_contiguous", "layout"))
+# Elements of the largest value that is computed only to see whether it moves.
 _EVALUATED_BELOW = 1 << 22
 _DIGESTED_BELOW = 1 << 16
 
@@ -168,7 +169,11 @@ class Recorder(TorchDispatchMode):
         if operator.name in DATA_DEPENDENT and (result := self._data_dependent(func, bound, named, operands)):
             return result
         try:
-            result = func(*args, **kwargs)
+            if operator.name == "_grouped_mm":
+                # Its abstract kernel knows bfloat16 only.
+                result = self._empty((*bound[0].shape[:-1], bound[1].shape[-1]), bound[0])
+            else:
+                result = func(*args, **kwargs)
         except Exception:
             result = self._rescue(func, operator, bound, named, operands)
         if operator.writes or operator.writes_out:
@@ -198,7 +203,9 @@ class Recorder(TorchDispatchMode):
         if node.provenance is CONTENT:
             raise DependsOnContent(f"{node.op_name} of content is read as a Python number")
         try:
-            return self.evaluator(node).item()
+            value = self.evaluator(node)
+            with real_numbers():
+                return value.item()
         except Unavailable as reason:
             raise DependsOnContent(str(reason)) from None
 
@@ -209,7 +216,9 @@ class Recorder(TorchDispatchMode):
         if index.provenance not in (POSITION, MASK, CONSTANT) or not index.numel:
             return
         try:
-            largest = int(self.evaluator(index).max())
+            rows = self.evaluator(index)
+            with real_numbers():
+                largest = int(rows.max())
         except Unavailable:
             return
         if largest >= table.shape[0]:
@@ -245,9 +254,6 @@ class Recorder(TorchDispatchMode):
                 return self.fake_mode.from_tensor(self.evaluator(probe))
             except Unavailable:
                 pass
-        if operator.name == "_grouped_mm":
-            left, right = bound[0], bound[1]
-            return self._empty((*left.shape[:-1], right.shape[-1]), left)
         self.failed_frame, self.failed_module = user_frame(), self.place.module
         content = tuple(node for node in operands if node.provenance is CONTENT)
         position = tuple(node for node in operands if node.provenance is POSITION)
@@ -269,7 +275,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(result, torch.Tensor):
             node = self._node(func, operator, bound, named, operands, result)
             self._attach(func, operator, args, kwargs, bound, named, result, node, None)
-            self._notice(operator, node, operands, bound)
+            self._notice(func, operator, node, operands, bound, named)
         elif isinstance(result, (tuple, list)):
             first = next((item for item in result if isinstance(item, torch.Tensor)), None)
             if first is None:
@@ -282,7 +288,7 @@ class Recorder(TorchDispatchMode):
                         node.module, node.frame, node.host = parent.module, parent.frame, parent.host
                         self._settle(node)
                     self._attach(func, operator, args, kwargs, bound, named, item, node, index)
-            self._notice(operator, parent, operands, bound)
+            self._notice(func, operator, parent, operands, bound, named)
 
     def _node(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node], like: Any) -> Node:
         if operator.name in SHAPE_ONLY:
@@ -333,28 +339,32 @@ class Recorder(TorchDispatchMode):
         )
 
     def _settle(self, node: Node, new: bool = True) -> None:
-        """Raise a value that moves along a length to POSITION."""
+        """Raise a value that moves along a length to POSITION, and lower one that does not."""
         if self.place.constructing or node.provenance is CONTENT:
             return
         if self.reference is not None:
             self._follow(node, new)
             return
-        if new and node.provenance < POSITION:
-            node.moving = self._moving_axes(node)
-            if node.moving:
+        if new:
+            axes = self._axes(node)
+            moving = self._moving_axes(node, axes)
+            node.moving = moving or ()
+            if moving:
                 node.provenance = POSITION
-        key = self._key(node)
-        self.provenances[key] = max(node.provenance, self.provenances.get(key, CONSTANT))
+            elif axes and moving is not None and node.provenance is POSITION:
+                node.provenance = WEIGHT
+        self.provenances[self._key(node)] = node.provenance
 
     def _follow(self, node: Node, new: bool) -> None:
         assert self.reference is not None
         known = self.reference.get(self._key(node))
-        if not new or node.provenance is POSITION:
+        if not new:
             return
         if known is not None:
-            node.provenance = max(node.provenance, min(known, POSITION))
-        elif node.provenance is CONSTANT and node.numel <= _EVALUATED_BELOW and self._moving_axes(node):
-            node.provenance = POSITION
+            node.provenance = known
+        elif node.provenance is CONSTANT and node.numel <= _EVALUATED_BELOW:
+            if self._moving_axes(node, self._axes(node)):
+                node.provenance = POSITION
 
     def _key(self, node: Node) -> Any:
         frame = node.frame
@@ -362,14 +372,18 @@ class Recorder(TorchDispatchMode):
         self._seen[place] += 1
         return (*place, self._seen[place])
 
-    def _moving_axes(self, node: Node) -> tuple[int, ...]:
-        axes = [axis for axis, size in enumerate(node.shape) if size > 1 and size in self.lengths.moving]
+    def _axes(self, node: Node) -> list[int]:
+        """The axes whose size is a length of this trace."""
+        return [axis for axis, size in enumerate(node.shape) if size > 1 and size in self.lengths.moving]
+
+    def _moving_axes(self, node: Node, axes: list[int]) -> tuple[int, ...] | None:
+        """Those of ``axes`` along which the numbers change; None when that cannot be told."""
         if not axes:
             return ()
         try:
             value = self.evaluator(node)
         except Unavailable as reason:
-            return () if "random" in str(reason) else tuple(axes)
+            return None if node.provenance is POSITION else () if "random" in str(reason) else tuple(axes)
         return tuple(axis for axis in axes if varies(value, axis))
 
     def _attach(
@@ -422,11 +436,11 @@ class Recorder(TorchDispatchMode):
         whole = target._pediag.storage.node
         if whole is not node and whole.provenance is not CONTENT:
             self._settle(whole, operator)
-        self._notice(operator, node, operands if reads_target else sources, bound)
+        self._notice(func, operator, node, operands if reads_target else sources, bound, named)
 
     # -- what is worth noticing ---------------------------------------------------------------------------
 
-    def _notice(self, operator: Operator, node: Node, operands: list[Node], bound: Any) -> None:
+    def _notice(self, func: Any, operator: Operator, node: Node, operands: list[Node], bound: Any, named: Any) -> None:
         if node.provenance is not CONTENT or self.place.constructing:
             return
         content = tuple(item for item in operands if item.provenance is CONTENT)
@@ -435,6 +449,9 @@ class Recorder(TorchDispatchMode):
             self.ordered.append(operator.name)
         if operator.name in _PRODUCTS and len(content) >= 2:
             self._notice_product(operator, node, content, position)
+        if operator.name.startswith("_scaled_dot_product"):
+            self._notice_fused(func, node, bound, named)
+            return
         if content and position:
             frame = node.frame = user_frame()
             self.graph.sites.append(
@@ -454,6 +471,19 @@ class Recorder(TorchDispatchMode):
         self.graph.attentions.append(
             Attention(query, key, None, mask, False, node, self.place.module, user_frame())
         )
+
+    def _notice_fused(self, func: Any, node: Node, bound: Any, named: Any) -> None:
+        """A fused attention that the function mode did not see, because library code called it."""
+        names = [argument.name for argument in func._schema.arguments]
+        call = {**dict(zip(names, bound, strict=False)), **named}
+        mask = call.get("attn_mask", call.get("attn_bias"))
+        query, key, value = call["query"], call["key"], call["value"]
+        module, frame, causal = self.place.module, user_frame(), bool(call.get("is_causal"))
+        self.graph.attentions.append(
+            Attention(query, key, value, mask, causal, node, module, frame, call.get("scale"), True)
+        )
+        if mask is not None and mask.provenance is POSITION:
+            self.graph.sites.append(Site("bias", "attention", node, (query, key), (mask,), module, frame))
 
     def _notice_constant(
         self, operator: Operator, node: Node, content: tuple[Node, ...], operands: list[Node]

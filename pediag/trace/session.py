@@ -19,7 +19,7 @@ from pediag.trace.frames import Frame, _is_glue
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site, ancestors
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
-from pediag.trace.isolation import eager, module_paths, untouched
+from pediag.trace.isolation import eager, module_paths, quiet_kernels, untouched
 from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.recorder import DependsOnContent, Lengths, Overrun, Recorder, digest, explain
 from pediag.trace.sites import classify
@@ -28,7 +28,8 @@ from pediag.trace.sites import classify
 # ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
 _TOKENS = ((151, 157, 163, 167, 173, 179), (61, 59, 53, 67), (29, 31, 23), (13, 11), (7, 5))
 _KEYS = ((139, 137, 131, 127, 149), (47, 43, 41), (19, 17), (11, 13), (5, 7))
-_BATCHES = (3, 5, 7, 11, 13)
+# Not 3: fused query-key-value weights are split in three.
+_BATCHES = (5, 7, 11, 13, 17)
 _SHARED_BELOW = 1 << 22
 
 
@@ -102,7 +103,6 @@ class Session:
         holder.place.constructing = True
         shared: dict[Any, Node] = {}
         for name, tensor in self._named_tensors():
-            trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
             if self.abstract:
                 fake, node = tensor, self._stored_leaf(holder, name, tensor)
             else:
@@ -110,7 +110,7 @@ class Session:
                 node = self._live_leaf(holder, name, tensor, shared)
             if name not in node.names:
                 node.names.append(name)
-            node.trainable = trainable
+            node.trainable = isinstance(tensor, nn.Parameter)
             node.host = False
             self.fakes[name], self.leaves[name] = fake, node
 
@@ -127,7 +127,7 @@ class Session:
     def _live_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, shared: dict[Any, Node]) -> Node:
         """A leaf of a live tensor; fixed tables with the same numbers are one leaf, so layers share them."""
         key = None
-        if not (isinstance(tensor, nn.Parameter) and tensor.requires_grad) and tensor.numel() <= _SHARED_BELOW:
+        if not isinstance(tensor, nn.Parameter) and tensor.numel() <= _SHARED_BELOW:
             key = digest(tensor) if tensor.device.type != "meta" else None
         if key is not None and key in shared:
             return shared[key]
@@ -198,7 +198,7 @@ class Session:
         return trace
 
     def _sizes(self, row: int) -> Sizes:
-        batch = next((size for size in _BATCHES if all(dim % size for dim in self._dims)), _BATCHES[-1])
+        batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
         tokens = next((size for size in _TOKENS[row] if _free(size, self._dims)), _TOKENS[row][0])
         keys = next((size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0])
         return Sizes(batch, tokens, keys)
@@ -221,6 +221,7 @@ class Session:
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
         with ExitStack() as stack:
+            stack.enter_context(quiet_kernels())
             stack.enter_context(untouched(self.model))
             stack.enter_context(eager())
             stack.enter_context(module_paths(self.model, recorder.place))

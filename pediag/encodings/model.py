@@ -1,0 +1,164 @@
+"""A recognised scheme with the numbers recovered from it, the sites that use it and the tensors that feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pediag.trace import Node, Site
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Encoding:
+    """One scheme as it is used by equal layers.
+
+    ``modules`` are the paths of the modules where it enters, ``sites`` the joins themselves. ``node`` is the
+    position-side value that enters at the first of them. ``leaves`` names the parameters and buffers it reads.
+    """
+
+    scheme: ClassVar[str] = "unrecognised"
+
+    id: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
+    layers: str = ""
+    source_file: str | None = None
+    source_line: int | None = None
+    title: str = ""
+    sites: list[Site] = field(default_factory=list)
+    node: Node | None = None
+    leaves: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rotary(Encoding):
+    """Rotation of q and k. Frequencies in radians per token, shape (r/2,), as the model computes them.
+
+    ``phase`` is the recorded value whose cosine and sine are taken, when the program shows it; ``factor`` the
+    recorded frequencies that the positions are multiplied with.
+    """
+
+    scheme: ClassVar[str] = "rotary"
+
+    frequencies: Floats
+    width: int
+    head_width: int
+    pairing: str
+    attention_factor: float = 1.0
+    applied_to: tuple[str, ...] = ()
+    causal: bool | None = None
+    offset: float = 0.0
+    phase: Node | None = None
+    factor: Node | None = None
+    table: Table | None = None
+    precision: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Table:
+    """A stored table that positions index: its leaf, its rows, and the first row that position 0 reads."""
+
+    leaf: Node
+    rows: int
+    first: int = 0
+    by: str = "slice"
+
+
+@dataclass(slots=True, kw_only=True)
+class Sinusoidal(Encoding):
+    """Sines and cosines of the position, added to content. Frequencies in radians per token."""
+
+    scheme: ClassVar[str] = "sinusoidal"
+
+    frequencies: Floats
+    width: int
+    layout: str
+    amplitude: float = 1.0
+    table: Table | None = None
+    phase: Node | None = None
+    factor: Node | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Learned(Encoding):
+    """A trained table, one row a position, added to content."""
+
+    scheme: ClassVar[str] = "learned"
+
+    table: Table
+    width: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Alibi(Encoding):
+    """A bias that falls linearly with distance. ``slopes`` has one entry a head, in logits per token.
+
+    ``form`` is "distance" (-s|i-j|), "key" (s*j up to a row constant) or "past" (zero for future keys).
+    """
+
+    scheme: ClassVar[str] = "alibi"
+
+    slopes: Floats
+    form: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Bucketed(Encoding):
+    """A learned bias looked up by a bucket of the distance; ``buckets`` maps key minus query to bucket."""
+
+    scheme: ClassVar[str] = "t5-buckets"
+
+    buckets: dict[int, int]
+    table: Table
+
+
+@dataclass(slots=True, kw_only=True)
+class Clipped(Encoding):
+    """A learned row looked up by the clipped distance (Shaw et al. 2018); ``clip`` in tokens."""
+
+    scheme: ClassVar[str] = "clipped"
+
+    clip: int
+    table: Table
+    sides: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class RelativeTable(Encoding):
+    """A learned value looked up by query and key position, by a map that is none of the published ones."""
+
+    scheme: ClassVar[str] = "relative-table"
+
+    buckets: dict[int, int]
+    table: Table
+
+
+@dataclass(slots=True, kw_only=True)
+class Mask(Encoding):
+    """Which keys a query may see. Not an encoding, though a causal one tells order."""
+
+    scheme: ClassVar[str] = "mask"
+
+    causal: bool
+    window: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Unrecognised(Encoding):
+    """A position signal that is none of the known schemes, with the kind of its site."""
+
+    scheme: ClassVar[str] = "unrecognised"
+
+    kind: str = ""
+
+
+def encodes_position(encodings: Sequence[Encoding]) -> list[Encoding]:
+    """Those that are position encodings, masks left out."""
+    return [encoding for encoding in encodings if not isinstance(encoding, Mask)]
