@@ -62,10 +62,16 @@ class Threshold(str, Enum):
     never = "never"
 
 
-def _length(value: int | None) -> int | None:
-    if value is not None and not 1 <= value <= LONGEST:
-        raise typer.BadParameter(f"must lie between 1 and {LONGEST} tokens; got {value}")
-    return value
+def _length(text: str) -> int:
+    """Parse a length in tokens."""
+    allowed = f"must be a whole number of tokens from 1 to {LONGEST}"
+    try:
+        length = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{allowed}; got {text!r}") from None
+    if not 1 <= length <= LONGEST:
+        raise typer.BadParameter(f"{allowed}; got {text}")
+    return length
 
 
 def _dtype(value: str | None) -> str | None:
@@ -92,11 +98,11 @@ Targets = Annotated[
 ]
 SeqLen = Annotated[
     int | None,
-    typer.Option("--seq-len", metavar="N", callback=_length, help="Length to judge at, in tokens."),
+    typer.Option("--seq-len", metavar="N", parser=_length, help="Length to judge at, in tokens."),
 ]
 TrainLen = Annotated[
     int | None,
-    typer.Option("--train-len", metavar="N", callback=_length, help="Length it was trained at, in tokens."),
+    typer.Option("--train-len", metavar="N", parser=_length, help="Length it was trained at, in tokens."),
 ]
 Dtype = Annotated[
     str | None,

