@@ -23,8 +23,11 @@ _SIGNS = (
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Up to ``count`` of ``names`` that resemble ``name``, best first."""
-    by_folded = {item.casefold(): item for item in names}
-    return [by_folded[item] for item in difflib.get_close_matches(name.casefold(), by_folded, count, 0.6)]
+    listed = list(dict.fromkeys(names))
+    close = difflib.get_close_matches(
+        name.casefold(), dict.fromkeys(item.casefold() for item in listed), count, 0.6
+    )
+    return [item for folded in close for item in listed if item.casefold() == folded][:count]
 
 
 def shortened(names: Iterable[str], count: int = 12) -> str:

@@ -31,8 +31,8 @@ _siblings: dict[str, str] = {}
 def importing_from(folder: str, *, isolated: bool = False) -> Iterator[None]:
     """Put ``folder`` first on ``sys.path``, and restore the path after.
 
-    With ``isolated``, modules that an earlier isolated target took from its own folder are forgotten where this
-    folder has some of the same name, so that two folders with a ``layers.py`` each do not mix.
+    Modules that an earlier ``isolated`` target took from its own folder are forgotten where this folder has
+    some of the same name, so that two folders with a ``layers.py`` each do not mix.
     """
     isolated = isolated and folder not in map(os.path.abspath, sys.path)
     for name in [name for name, home in _siblings.items() if home != folder and _has_module(folder, name)]:

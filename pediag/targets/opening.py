@@ -41,7 +41,7 @@ def open_target(
     name = type(target).__name__
     if isinstance(target, type):
         raise LoadError(f"the class {target.__name__} was given: give an instance of it")
-    return value_target(target, spec=name, loader="live object", config=config)
+    return value_target(target, spec=name, loader="live module", config=config)
 
 
 def _open_spec(spec: str, config: Config | None, trust: bool) -> Target:

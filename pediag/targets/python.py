@@ -130,16 +130,19 @@ def _lookup(module: ModuleType, left: str, name: str) -> Any:
 
 
 def _missing(holder: Any, left: str, part: str) -> str:
-    names = [item for item in vars(holder) if not item.startswith("_")] if hasattr(holder, "__dict__") else []
-    own = (
-        [item for item in names if getattr(getattr(holder, item), "__module__", "") == holder.__name__]
-        if (isinstance(holder, ModuleType))
-        else names
-    )
-    near = nearest(part, names) or own
-    return f"{left} has no {part!r}" + (
-        f"; nearest: {shortened(near, 8)}" if near else " and defines no names"
-    )
+    """What to say of a name that ``holder`` lacks: the nearest names, else those that it defines itself."""
+    names = [name for name in getattr(holder, "__dict__", {}) if not name.startswith("_")]
+    if near := nearest(part, names):
+        return f"{left} has no {part!r}; nearest: {', '.join(near)}"
+    own = [name for name in names if _is_own(holder, name)]
+    return f"{left} has no {part!r}; it defines {shortened(own, 8) or 'no names'}"
+
+
+def _is_own(holder: Any, name: str) -> bool:
+    """Whether ``name`` was made in the module ``holder`` rather than imported into it; true in a class."""
+    if not isinstance(holder, ModuleType):
+        return True
+    return getattr(getattr(holder, name, None), "__module__", "") == holder.__name__
 
 
 def _made(spec: str, left: str, name: str, found: Any) -> tuple[str, object]:
@@ -148,13 +151,18 @@ def _made(spec: str, left: str, name: str, found: Any) -> tuple[str, object]:
         return "object", found
     kind = "class" if isinstance(found, type) else "factory"
     if needed := _required(found):
-        example = f"def build(): return {name}({', '.join(f'{item}=...' for item in needed)})"
-        raise LoadError(
-            f"{spec}: {kind} {name} needs {', '.join(needed)}: "
-            f"write a factory without arguments, such as `{example}`, and name it as {left if left.endswith('.py') else 'file.py'}:build"
-        )
+        raise LoadError(_needs_arguments(spec, left, f"{kind} {name}", needed))
     with told_as_theirs(f"{spec}: calling {name}()"):
         return kind, found()
+
+
+def _needs_arguments(spec: str, left: str, what: str, needed: list[str]) -> str:
+    call = f"{what.split()[-1]}({', '.join(f'{item}=...' for item in needed)})"
+    file = left if left.endswith(".py") else "file.py"
+    return (
+        f"{spec}: {what} needs {', '.join(needed)}: write a factory without arguments, "
+        f"such as `def build(): return {call}`, and name it as {file}:build"
+    )
 
 
 def _required(found: Any) -> list[str]:

@@ -1,0 +1,202 @@
+"""The view of a declaration: lookup, lines, sections, lengths, and refusals."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pediag.errors import LoadError
+from pediag.targets import Config, maximum_length, trained_length
+from pediag.targets import config as config_module
+
+TEXT = """{
+  "model_type": "llama", "rope_theta": 1e4,
+  "name": "a \\"quoted\\" { brace, and: comma",
+  "text_config": {
+    "rope_parameters": {"rope_type": "yarn",
+      "rope_theta": NaN,
+      "factors": [1.0,
+        2.0, {"deep": 1}]
+    },
+    "max_position_embeddings": 4096
+  },
+  "rope_theta": 500000
+}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "config.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def line_containing(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+def test_lookup_follows_dots_and_keeps_what_is_written(tmp_path: Path) -> None:
+    config = Config.from_file(written(tmp_path, TEXT))
+    assert config.get("rope_theta") == 500000
+    assert isinstance(config.get("rope_theta"), int)
+    assert math.isnan(config.get("text_config.rope_parameters.rope_theta"))
+    assert config.get("text_config.rope_parameters.factors.1") == 2.0
+    assert config.get("text_config.absent", 7) == 7
+    assert config.get("rope_theta.deeper") is None
+    assert "text_config.rope_parameters" in config
+    assert "absent" not in config
+
+
+def test_lines_of_nested_and_repeated_keys(tmp_path: Path) -> None:
+    config = Config.from_file(written(tmp_path, TEXT))
+    assert config.line_of("rope_theta") == line_containing(TEXT, "500000")
+    assert config.line_of("model_type") == 2
+    assert config.line_of("text_config.rope_parameters.rope_theta") == line_containing(TEXT, "NaN")
+    assert config.line_of("text_config.rope_parameters.factors.2.deep") == line_containing(TEXT, "deep")
+    assert config.line_of("text_config.max_position_embeddings") == line_containing(TEXT, "4096")
+    assert config.line_of("deep") is None
+    assert config.repeated == ("rope_theta",)
+
+
+def test_a_repeated_object_hides_the_keys_of_the_first(tmp_path: Path) -> None:
+    config = Config.from_file(written(tmp_path, '{"a": {"x": 1},\n "a": {"y": 2}}'))
+    assert config.line_of("a.x") is None
+    assert config.line_of("a.y") == 2
+    assert config.repeated == ("a",)
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+def test_every_key_of_a_dumped_config_is_found_on_its_line(tmp_path: Path, indent: int | None) -> None:
+    values = {"a": 1, "b": {"c": [1, {"d": "x: {\n}"}], "é\n": {}, "f": []}, "g": None}
+    text = json.dumps(values, indent=indent)
+    config = Config.from_file(written(tmp_path, text))
+    for dotted, needle in (("a", '"a"'), ("b.c", '"c"'), ("b.c.1.d", '"d"'), ("b.f", '"f"'), ("g", '"g"')):
+        assert config.line_of(dotted) == line_containing(text, needle), dotted
+    assert config.line_of("b.é\n") == line_containing(text, "\\u00e9")
+
+
+def test_sections_come_outermost_first(tmp_path: Path) -> None:
+    config = Config.from_file(written(tmp_path, TEXT))
+    assert [path for path, _ in config.sections()] == ["", "text_config", "text_config.rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{\n'a': 1}", ":2:1: not valid JSON"),
+        ("[1]", "holds a JSON list"),
+        ("3", "holds a JSON number"),
+        ("  ", "empty file"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "not usable JSON"),
+    ],
+)
+def test_unusable_files_are_refused_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        Config.from_file(written(tmp_path, text))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_binary_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LoadError, match="no such file"):
+        Config.from_file(tmp_path / "none.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(LoadError, match="not UTF-8"):
+        Config.from_file(tmp_path / "binary.json")
+    monkeypatch.setattr(config_module, "SIZE_LIMIT", 10)
+    with pytest.raises(LoadError, match="above"):
+        Config.from_file(written(tmp_path, '{"a": "long enough"}'))
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"a": 1}', encoding="utf-8-sig")
+    assert Config.from_file(tmp_path / "c.json").get("a") == 1
+
+
+@dataclasses.dataclass
+class Inner:
+    base: float = 1e4
+
+
+@dataclasses.dataclass
+class Outer:
+    block_size: int = 128
+    rope: Inner = dataclasses.field(default_factory=Inner)
+
+
+class WithToDict:
+    def to_dict(self) -> dict[str, object]:
+        return {"n_positions": 5}
+
+
+def test_objects_are_copied() -> None:
+    outer = Outer()
+    config = Config.from_object(outer)
+    assert config.values == {"block_size": 128, "rope": {"base": 1e4}}
+    assert config.source is None
+    assert config.line_of("block_size") is None
+    given = {"a": {"b": [1]}}
+    Config.from_object(given).values["a"]["b"].append(2)
+    assert given == {"a": {"b": [1]}}
+    assert Config.from_object(argparse.Namespace(block_size=3)).get("block_size") == 3
+    assert Config.from_object(WithToDict()).get("n_positions") == 5
+    with pytest.raises(LoadError, match="a int is no configuration"):
+        Config.from_object(3)
+
+
+def test_a_config_that_holds_itself_ends() -> None:
+    loop: dict[str, object] = {}
+    loop["self"] = loop
+    assert Config.from_object(loop).get("self.self") is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "maximum", "trained"),
+    [
+        ({"max_position_embeddings": 4096}, 4096, 4096),
+        ({"n_positions": 1024, "n_ctx": 99}, 1024, 1024),
+        ({"block_size": 256}, 256, 256),
+        ({"text_config": {"max_position_embeddings": 8192}}, 8192, 8192),
+        (
+            {"max_position_embeddings": 131072, "rope_scaling": {"original_max_position_embeddings": 8192}},
+            131072,
+            8192,
+        ),
+        (
+            {
+                "max_position_embeddings": 64,
+                "rope_parameters": {"full_attention": {"original_max_position_embeddings": 32}},
+            },
+            64,
+            32,
+        ),
+        ({"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}, 131072, 4096),
+        ({"max_position_embeddings": True}, None, None),
+        ({"max_position_embeddings": -1}, None, None),
+        ({"max_length": 20}, None, None),
+    ],
+)
+def test_lengths(values: dict[str, object], maximum: int | None, trained: int | None) -> None:
+    config = Config(values)
+    assert maximum_length(config) == maximum
+    assert trained_length(config) == trained
+
+
+def test_config_inputs_and_config_json_import_no_torch(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"model_type": "llama"}')
+    code = (
+        "import sys, pediag.targets.config, pediag.targets.inputs\n"
+        "from pediag.targets import open_target\n"
+        f"assert open_target({str(path)!r}).config.get('model_type') == 'llama'\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
