@@ -171,9 +171,10 @@ def _evidence(evidence: Evidence) -> Iterable[tuple[str, Text]]:
 
 def _advice(finding: Finding, report: Report) -> Iterable[tuple[str, Text]]:
     length = finding.evidence.seq_len or report.seq_len
-    at = Text(f" (at {length:,} tokens)", style="dim") if length else Text()
     if finding.effect:
-        yield "effect", Text(printable(finding.effect)).append_text(at)
+        said = not length or f"{length:,} tokens" in finding.effect or f"{length} tokens" in finding.effect
+        at = "" if said else f" (at {length:,} tokens)"
+        yield "effect", Text(printable(finding.effect)).append(at, style="dim")
     if finding.fix.summary:
         yield "fix", Text(printable(finding.fix.summary), style="green")
     if finding.fix.patch:

@@ -139,3 +139,16 @@ def test_inspection_lists_parameters_and_sites(make_report):
     text = stream.getvalue()
     for fact in ("rope-1", "500,000.0", "64 values, 1.0 to", "layers 0-31", "model.layers.{0-31}.self_attn"):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("effect", "expected"),
+    [
+        ("Rows repeat.", "Rows repeat. (at 1,024 tokens)"),
+        ("At 1,024 tokens rows repeat.", "At 1,024 tokens rows repeat. "),
+    ],
+)
+def test_the_length_is_said_once(make_report, make_finding, effect, expected):
+    text = drawn(make_report(make_finding(effect=effect)))
+    assert f"effect    {expected}" in text
+    assert text.count("1,024 tokens") == 2
