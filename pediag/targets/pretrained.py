@@ -108,12 +108,16 @@ def _unknown_type(spec: str, model_type: object, values: dict[str, Any], known: 
 
 
 def _model_class(spec: str, config: Any) -> Any:
-    """The class that ``architectures`` names, else the causal language model, else the bare model."""
+    """The class that ``architectures`` names, else the causal language model, else the bare model.
+
+    An encoder-decoder's causal model is its decoder alone, so there the bare model comes first.
+    """
     import transformers
 
     if (named := _named_class(getattr(config, "architectures", None))) is not None:
         return named
-    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+    mappings = [transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING]
+    for mapping in reversed(mappings) if getattr(config, "is_encoder_decoder", False) else mappings:
         if type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found

@@ -131,6 +131,7 @@ def test_a_sharded_folder(llama: Path) -> None:
     [
         ({"model_type": "llama"}, "LlamaForCausalLM"),
         ({"model_type": "t5", "num_layers": 1}, "T5Model"),
+        ({"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1}, "BartModel"),
         ({"model_type": "gpt2", "n_layer": 1, "architectures": ["NoSuchClass"]}, "GPT2LMHeadModel"),
         ({"architectures": ["GPT2Model"], "n_layer": 1}, "GPT2Model"),
         ({"model_type": "gpt2", "n_layer": 1, "architectures": ["AutoTokenizer"]}, "GPT2LMHeadModel"),
