@@ -85,4 +85,8 @@ def rotary() -> SimpleNamespace:
         layers="layers 0-31",
         source_file=None,
         source_line=None,
+        sites=[
+            SimpleNamespace(kind="rotary", op=op, module="", frame=SimpleNamespace(file="rotary.py", line=7))
+            for op in ("mul", "mul", "neg")
+        ],
     )

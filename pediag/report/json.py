@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pediag.report.model import Recognised, Report
+from pediag.report.sites import group
 from pediag.rules.finding import Finding
 from pediag.rules.run import Outcome
 from pediag.version import __version__
@@ -101,6 +103,7 @@ def _encoding(encoding: Recognised) -> dict[str, Any]:
         "layers": encoding.layers,
         "modules": list(encoding.modules),
         "source": {"file": encoding.source_file, "line": encoding.source_line},
+        "sites": [asdict(site) for site in group(encoding.sites)],
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pediag.report.sites import Joined
 from pediag.rules.finding import SEVERITIES, Finding, Severity
 from pediag.rules.run import Outcome
 
@@ -54,6 +55,10 @@ class Recognised(Protocol):
     @property
     def source_line(self) -> int | None:
         """The line in that file, from 1."""
+
+    @property
+    def sites(self) -> Sequence[Joined]:
+        """Every operation that joins it with content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pediag.report.model import Recognised, Report
+from pediag.report.sites import group
 from pediag.report.wording import (
     brief,
     counted,
@@ -89,6 +90,7 @@ def _unbreakable(report: Report) -> Iterable[str]:
     for encoding in report.encodings:
         yield from encoding.modules
         yield place(encoding.source_file, encoding.source_line)
+        yield from (place(site.file, site.line) for site in group(encoding.sites))
 
 
 def _print(console: Console, content: RenderableType) -> None:
@@ -146,10 +148,7 @@ def _facts(finding: Finding) -> Iterable[tuple[str, Text]]:
     module = " in ".join(filter(None, (printable(where.encoding), printable(where.module))))
     lines = [Text(module, style="cyan")] if module else []
     if where.file:
-        lines.append(Text(place(where.file, where.line), style="cyan"))
-    quoted = source_line(where.file, where.line)
-    if quoted:
-        lines.append(Text("> ", style="dim").append(quoted, style="italic"))
+        lines.append(_lines(where.file, where.line))
     if lines:
         yield "where", Text("\n").join(lines)
     yield from _evidence(finding.evidence)
@@ -244,12 +243,19 @@ def _inspected(encoding: Recognised) -> Table:
         table.add_row(printable(name), Text(parameter(value)))
     users = filter(None, (printable(encoding.layers), *grouped(encoding.modules)))
     table.add_row("used by", Text("\n".join(users), style="cyan"))
-    file, line = encoding.source_file, encoding.source_line
-    if file:
-        table.add_row("source", Text(place(file, line), style="cyan"))
-        quoted = source_line(file, line)
-        table.add_row("", Text("> ", style="dim").append(quoted, style="italic") if quoted else "")
+    if encoding.source_file and not encoding.sites:
+        table.add_row("applied at", _lines(encoding.source_file, encoding.source_line))
+    for site in group(encoding.sites):
+        text = Text(f"{printable(site.kind)} ({printable(site.op)}) × {number(site.count)}")
+        table.add_row("sites", Text("\n").join(filter(None, (text, _lines(site.file, site.line)))))
     return table
+
+
+def _lines(file: str | None, line: int | None) -> Text:
+    """The place, and under it the line itself."""
+    where = Text(place(file, line), style="cyan")
+    quoted = source_line(file, line)
+    return where.append("\n> ", "not bold dim").append(quoted, "italic") if quoted else where
 
 
 def _statistics(reports: Sequence[Report]) -> Table:

@@ -71,6 +71,10 @@ def test_the_rest_of_the_report(full):
         500000.0,
     )
     assert len(encoding["modules"]) == 32
+    assert encoding["sites"] == [
+        {"kind": "rotary", "op": "mul", "file": "rotary.py", "line": 7, "count": 2},
+        {"kind": "rotary", "op": "neg", "file": "rotary.py", "line": 7, "count": 1},
+    ]
     assert report == full.to_dict()
 
 

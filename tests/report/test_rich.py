@@ -137,7 +137,15 @@ def test_inspection_lists_parameters_and_sites(make_report):
     stream = StringIO()
     table.render_inspection([make_report()], Console(file=stream, width=100, color_system=None))
     text = stream.getvalue()
-    for fact in ("rope-1", "500,000.0", "64 values, 1.0 to", "layers 0-31", "model.layers.{0-31}.self_attn"):
+    for fact in (
+        "rope-1",
+        "500,000.0",
+        "64 values, 1.0 to",
+        "layers 0-31",
+        "model.layers.{0-31}.self_attn",
+        "rotary (mul) × 2",
+        "rotary.py:7",
+    ):
         assert fact in text
 
 
