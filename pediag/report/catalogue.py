@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -60,6 +59,8 @@ def page(rule: Rule) -> str:
 def explain(rule: Rule, console: Console) -> None:
     """Print the page: set as text on a terminal, as Markdown source elsewhere."""
     if console.is_terminal:
+        from rich.markdown import Markdown
+
         console.print(Markdown(page(rule)))
     else:
         console.print(page(rule), markup=False, highlight=False, soft_wrap=True, end="")
