@@ -16,10 +16,16 @@ from pediag.version import __version__
 if TYPE_CHECKING:
     from pediag.check import check, inspect
     from pediag.report import Report
+    from pediag.trace import positions
 
-__all__ = ["Report", "__version__", "check", "inspect"]
+__all__ = ["Report", "__version__", "check", "inspect", "positions"]
 
-_HOMES = {"check": "pediag.check", "inspect": "pediag.check", "Report": "pediag.report"}
+_HOMES = {
+    "check": "pediag.check",
+    "inspect": "pediag.check",
+    "Report": "pediag.report",
+    "positions": "pediag.trace",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,11 +52,11 @@ class Overrun(Exception):
 class Lengths:
     """The sizes that tell axes apart: sequence lengths in tokens, and the batch."""
 
-    sequence: frozenset[int]
+    sequence: set[int]
     batch: int
 
     @property
-    def moving(self) -> frozenset[int]:
+    def moving(self) -> set[int]:
         """Sizes whose axes may carry positions, rightly (sequence) or wrongly (batch)."""
         return self.sequence | {self.batch}
 
@@ -169,6 +169,8 @@ class Recorder(TorchDispatchMode):
         if operator.name in DATA_DEPENDENT and (result := self._data_dependent(func, bound, named, operands)):
             return result
         try:
+            if operator.name == "cat":
+                self._lengthen(args)
             if operator.name == "_grouped_mm":
                 # Its abstract kernel knows bfloat16 only.
                 result = self._empty((*bound[0].shape[:-1], bound[1].shape[-1]), bound[0])
@@ -262,6 +264,14 @@ class Recorder(TorchDispatchMode):
                 "failed", operator.name, content[0], content, position, self.place.module, self.failed_frame
             )
         raise
+
+    def _lengthen(self, args: Any) -> None:
+        """A sequence joined to something else along its sequence axis makes a new sequence length."""
+        shapes = [item.shape for item in args[0] if item.dim()]
+        axis = args[1] if len(args) > 1 else 0
+        sizes = [shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)]
+        if len(sizes) > 1 and any(size in self.lengths.sequence for size in sizes):
+            self.lengths.sequence.add(sum(sizes))
 
     def _empty(self, shape: tuple[int, ...], like: Node) -> torch.Tensor:
         with self.fake_mode:

@@ -89,7 +89,7 @@ class Session:
 
     def _build(self) -> nn.Module:
         assert self.target.build is not None
-        recorder = Recorder(self._built, self.fake_mode, Lengths(frozenset(), 0))
+        recorder = Recorder(self._built, self.fake_mode, Lengths(set(), 0))
         recorder.place.constructing = True
         try:
             with self.fake_mode, recorder, Functions(recorder), torch.no_grad():
@@ -99,7 +99,7 @@ class Session:
         return model.eval()
 
     def _make_leaves(self) -> None:
-        holder = Recorder(self._built, self.fake_mode, Lengths(frozenset(), 0))
+        holder = Recorder(self._built, self.fake_mode, Lengths(set(), 0))
         holder.place.constructing = True
         shared: dict[Any, Node] = {}
         for name, tensor in self._named_tensors():
@@ -247,7 +247,7 @@ class Session:
             batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
         around = {offset + size for size in sequence for offset in (-1, 0, 1)}
         around |= {factor * size + offset for size in sequence for factor, offset in ((2, -1), (2, 0), (2, 1))}
-        return Lengths(frozenset(around), batch)
+        return Lengths(around, batch)
 
     def _make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
         if not isinstance(item, Input):

@@ -22,12 +22,12 @@ def classify(trace: Trace) -> None:
         site.kind = site.kind or kind_of(site, trace.lengths.moving)
 
 
-def is_scores(node: Node, lengths: frozenset[int]) -> bool:
+def is_scores(node: Node, lengths: set[int]) -> bool:
     """Whether a value has a query axis and a key axis as its last two."""
     return len(node.shape) >= 2 and node.shape[-1] in lengths and node.shape[-2] in lengths
 
 
-def kind_of(site: Site, lengths: frozenset[int]) -> str:
+def kind_of(site: Site, lengths: set[int]) -> str:
     """additive, rotary, bias, bilinear, lookup or opaque."""
     scores = is_scores(site.result, lengths)
     if site.op == "baddbmm" or (scores and site.op in _SUMS | _PRODUCTS | _CHOICES):

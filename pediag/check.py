@@ -1,0 +1,236 @@
+"""The pipeline: target -> trace -> encodings -> rules -> report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pediag.errors import TraceError, UsageError
+from pediag.report.model import Report, TargetInfo
+from pediag.rules import registry
+from pediag.rules.rule import Facets, Rule
+from pediag.rules.run import NO_CONFIG, run
+from pediag.targets import Config, InputSpec, Target, maximum_length, open_target, parse_input_spec, trained_length
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pediag.encodings import Encoding
+    from pediag.trace import Session, Trace
+
+Checkable = "str | os.PathLike[str] | nn.Module | Any"
+GREATEST_LENGTH = 2**31
+# Asked about when neither the user nor the model says a length: where half-precision faults show.
+DEFAULT_LENGTH = 2048
+
+
+class Progress(Protocol):
+    """Is told what is being done."""
+
+    def step(self, text: str) -> None:
+        """Say the next piece of work."""
+
+
+class _Silent:
+    def step(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a target is looked at. Lengths in tokens."""
+
+    seq_len: int | None = None
+    train_len: int | None = None
+    dtype: str | None = None
+    config: str | os.PathLike[str] | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    trust: bool = False
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A target with its traces, on the way to its facets."""
+
+    target: Target
+    facets: Facets
+    notes: list[str] = field(default_factory=list)
+
+
+def check(
+    target: str | os.PathLike[str] | nn.Module,
+    *,
+    seq_len: int | None = None,
+    train_len: int | None = None,
+    dtype: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    inputs: Iterable[str | InputSpec] = (),
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Judge how a model encodes positions, with every selected rule, at ``seq_len`` tokens.
+
+    ``target`` is a live module or what the command line takes. ``seq_len`` defaults to the longest the model
+    declares or holds rows for. ``dtype`` is the dtype the model will be cast to. ``inputs`` are specs such as
+    ``"input_ids=int64[B,N]"``. ``select`` and ``ignore`` are codes, names or prefixes.
+
+    Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
+    can say why, UsageError for an option that cannot be meant. The model is left as it was.
+    """
+    rules = registry.select(tuple(select), tuple(ignore))
+    return _report(target, rules, _options(seq_len, train_len, dtype, config, inputs, trust), progress)
+
+
+def inspect(
+    target: str | os.PathLike[str] | nn.Module,
+    *,
+    seq_len: int | None = None,
+    train_len: int | None = None,
+    dtype: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    inputs: Iterable[str | InputSpec] = (),
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Describe what encodes position in a model: a report with encodings and no findings. Raises as check()."""
+    return _report(target, (), _options(seq_len, train_len, dtype, config, inputs, trust), progress)
+
+
+def _options(
+    seq_len: int | None,
+    train_len: int | None,
+    dtype: str | None,
+    config: str | os.PathLike[str] | None,
+    inputs: Iterable[str | InputSpec],
+    trust: bool,
+) -> Options:
+    for name, value in (("seq_len", seq_len), ("train_len", train_len)):
+        if value is not None and (not isinstance(value, int) or not 1 <= value <= GREATEST_LENGTH):
+            raise UsageError(f"{name} must be a whole number of tokens from 1 to {GREATEST_LENGTH}; got {value!r}")
+    specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in inputs)
+    return Options(seq_len, train_len, dtype, config, specs, trust)
+
+
+def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:
+    step = progress or _Silent()
+    step.step("opening")
+    opened = open_target(target, config=options.config, trust=options.trust)
+    seen = _see(opened, options, step)
+    step.step("checking rules")
+    report = Report(
+        target=TargetInfo(opened.spec, opened.loader, opened.sha256),
+        seq_len=seen.facets.seq_len,
+        train_len=seen.facets.train_len,
+        encodings=seen.facets.encodings,
+        outcomes=run(rules, seen.facets),
+        notes=[*opened.notes, *seen.notes],
+    )
+    _raise_unexplained(seen, report, inspecting=not rules)
+    return report
+
+
+def _see(target: Target, options: Options, step: Progress) -> _Seen:
+    """All facets of an opened target."""
+    train_len = options.train_len or (trained_length(target.config) if target.config else None)
+    facets = Facets(seq_len=options.seq_len or 0, train_len=train_len, dtype=options.dtype, config=target.config)
+    seen = _Seen(target, facets)
+    if target.config is None:
+        facets.gaps["config"] = f"{NO_CONFIG}: the target declares nothing"
+    if target.module is None and target.build is None:
+        facets.gaps["trace"] = target.reason_not_runnable or "the target holds no code to run"
+        facets.seq_len = facets.seq_len or _declared(target.config) or DEFAULT_LENGTH
+        return seen
+    session = _session(target, options, seen, step)
+    if session is not None:
+        _trace(session, options, seen, step)
+    facets.seq_len = facets.seq_len or _declared(target.config) or DEFAULT_LENGTH
+    return seen
+
+
+def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> Session | None:
+    """The model under observation; None, with the reason kept, when only its declaration can be judged."""
+    step.step("importing torch")
+    from pediag.trace import Session
+
+    step.step("building without weights" if target.module is None else "making the model abstract")
+    try:
+        return Session(target, options.inputs)
+    except TraceError as error:
+        if target.module is not None or target.config is None:
+            raise
+        seen.facets.gaps["trace"] = str(error)
+        seen.notes.append(str(error))
+        return None
+
+
+def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> None:
+    """Trace at the structural length, recognise, then trace at the length asked about."""
+    from pediag.encodings import recognise
+
+    facets = seen.facets
+    step.step("tracing")
+    facets.structural = structural = session.structural()
+    step.step("recognising encodings")
+    facets.encodings = recognise(structural)
+    seen.notes += [f"assumed: {text}" for text in dict.fromkeys(structural.assumptions)]
+    if structural.failure is not None:
+        facets.gaps["target"] = structural.failure.message
+        return
+    known = options.seq_len or _own_length(session.target.config, facets.encodings)
+    facets.seq_len = known or DEFAULT_LENGTH
+    step.step(f"tracing at {facets.seq_len:,} tokens")
+    facets.target = session.at(facets.seq_len)
+    if known is None:
+        _guessed_length(seen, structural)
+
+
+def _guessed_length(seen: _Seen, structural: Trace) -> None:
+    facets = seen.facets
+    if facets.target is not None and facets.target.failure is not None:
+        facets.target, facets.seq_len = None, structural.seq_len
+    seen.notes.append(f"the model declares no length: judged at {facets.seq_len:,} tokens; give --seq-len")
+
+
+def _declared(config: Config | None) -> int | None:
+    return maximum_length(config) if config is not None else None
+
+
+def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | None:
+    """The longest input the model is meant for: what it declares, or the rows of its shortest table."""
+    from pediag.encodings import Learned, Rotary, Sinusoidal
+
+    tables = [e.table for e in encodings if isinstance(e, (Learned, Rotary, Sinusoidal)) and e.table is not None]
+    lengths = [table.rows - table.first for table in tables]
+    declared = _declared(config)
+    if declared is not None:
+        lengths.append(declared)
+    return min(lengths, default=None)
+
+
+def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool) -> None:
+    """A model that cannot run and of which no rule says why is a load error, not a clean bill."""
+    structural = seen.facets.structural
+    if structural is None or structural.failure is None:
+        target = seen.facets.target
+        if target is not None and target.failure is not None and not inspecting and not _explains(report):
+            failure = target.failure
+            place = f" at {failure.frame.file}:{failure.frame.line}" if failure.frame else ""
+            report.notes.append(f"the forward pass at {report.seq_len:,} tokens stopped: {failure.message}{place}")
+        return
+    if _explains(report):
+        return
+    failure = structural.failure
+    place = f" at {failure.frame.file}:{failure.frame.line}" if failure.frame else ""
+    raise TraceError(
+        f"{seen.target.spec}: forward({structural.inputs}) with B={structural.sizes.batch}, "
+        f"N={structural.sizes.tokens} raised {failure.message}{place}; give its inputs with "
+        "--input 'name=dtype[B,N]' or an example_inputs(seq_len) beside the model"
+    )
+
+
+def _explains(report: Report) -> bool:
+    return any(finding.severity == "error" for finding in report.findings)

@@ -1,0 +1,39 @@
+"""From the sites of a trace to the encodings that they are."""
+
+from __future__ import annotations
+
+from pediag.encodings import additive, bias, rotary
+from pediag.encodings.grouping import merge
+from pediag.encodings.model import Encoding, Unrecognised
+from pediag.trace import Site, Trace
+
+_UNREMARKABLE = frozenset(("lookup",))
+
+
+def recognise(trace: Trace) -> list[Encoding]:
+    """Every encoding of a structural trace, masks included, equal layers joined, in the order they are met."""
+    claimed: set[int] = set()
+    found: list[Encoding] = []
+    found += rotary.find(trace, claimed)
+    found += bias.find(trace, claimed)
+    found += additive.find(trace, claimed)
+    found += additive.find_misplaced(trace)
+    found += [_unrecognised(site) for site in trace.graph.sites if id(site) not in claimed and _remarkable(site)]
+    return merge(found)
+
+
+def _remarkable(site: Site) -> bool:
+    """Picking tokens by position (a shift, the last token, a window) is no position signal."""
+    return site.kind not in _UNREMARKABLE
+
+
+def _unrecognised(site: Site) -> Unrecognised:
+    return Unrecognised(
+        kind=site.kind,
+        parameters={"kind": site.kind, "operation": site.op},
+        title=f"unrecognised position signal ({site.kind}, {site.op})",
+        sites=[site],
+        node=site.position[0],
+        source_file=site.frame.file if site.frame else None,
+        source_line=site.frame.line if site.frame else None,
+    )

@@ -1,0 +1,409 @@
+"""Rotary encodings, recognised by what they do: replay the slice of the program that moves q or k.
+
+The recorded operations between "q before" and "q after" are run on two random vectors, the same at every
+position. If each pair of channels is turned by an angle that grows evenly with the position, whatever the
+vectors, it is a rotation, and pairing, width, frequencies, sense and attention factor are read off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pediag.encodings import program
+from pediag.encodings.model import Encoding, Floats, Rotary, Table
+from pediag.theory.recover import Recovered, identify
+from pediag.trace import Evaluator, Node, Provenance, Site, Trace, Unavailable
+from pediag.trace.graph import nodes_in
+from pediag.trace.lanes import Float64
+
+_KINDS = frozenset(("rotary", "bilinear", "opaque"))
+_PROJECTIONS = frozenset(("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm"))
+_JOINING = frozenset(
+    ("add", "sub", "cat", "stack", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "select")
+    + ("slice", "clone", "_to_copy", "expand", "neg", "getitem", "view_as_real", "view_as_complex", "complex", "write")
+    + ("mutate", "real", "imag", "bmm", "alias", "t", "split", "unbind", "_reshape_alias", "flatten")
+)
+# Two channels turn together when their quotient before and after agrees between vectors to this, in float64.
+_CONSISTENT = 1e-6
+# An angle grows evenly when it leaves a line by less than this many radians (cosines stored in float32).
+_EVEN = 2e-4
+_EVEN_HALF = 2e-2
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class Region:
+    """The operations between ``before`` and ``after`` and the sites among them."""
+
+    before: Node
+    after: Node
+    operand: Node
+    sites: list[Site]
+    applications: int
+    roles: set[str] = field(default_factory=set)
+
+
+def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
+    """Every rotation of ``trace``; the sites that it explains are added to ``claimed``."""
+    finder = _Finder(trace)
+    found: dict[object, Rotary | None] = {}
+    encodings: dict[int, Rotary] = {}
+    for region in finder.regions():
+        if all(id(site) in claimed for site in region.sites):
+            continue
+        key = finder.signature(region)
+        if key not in found:
+            found[key] = finder.recognise(region)
+        encoding = found[key]
+        if encoding is None:
+            continue
+        claimed.update(id(site) for site in region.sites)
+        encoding.sites += [site for site in region.sites if site not in encoding.sites]
+        encoding.applied_to = tuple(sorted({*encoding.applied_to, *region.roles}, key="qkv".index))
+        encodings[id(encoding)] = encoding
+    return list(encodings.values())
+
+
+class _Finder:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.reference = Evaluator(Float64())
+        self.sites: dict[Node, Site] = {s.result: s for s in trace.graph.sites if s.kind in _KINDS}
+
+    # -- where ----------------------------------------------------------------------------------------------
+
+    def regions(self) -> Iterator[Region]:
+        """One region for each operand of an attention that positions reach, then for what is left over."""
+        seen: set[int] = set()
+        for attention in self.trace.graph.attentions:
+            operands = [("q", attention.query), ("k", attention.key)]
+            if attention.value is not None:
+                operands.append(("v", attention.value))
+            for role, operand in operands:
+                region = self._region(operand)
+                if region is not None:
+                    region.roles.add(role)
+                    seen.update(id(site) for site in region.sites)
+                    yield region
+        left = [site for site in self.sites.values() if id(site) not in seen]
+        for operand in self._ends(left):
+            region = self._region(operand)
+            if region is not None:
+                yield region
+
+    def _region(self, operand: Node) -> Region | None:
+        members = self._local(operand)
+        sites = sorted(
+            (self.sites[node] for node in members if node in self.sites), key=lambda site: site.result.index
+        )
+        if not sites:
+            return None
+        before = self._common_source(sites, members)
+        after = self._common_result(sites, members)
+        if before is None or after is None:
+            return None
+        return Region(self._real_source(before, members), after, operand, sites, self._applications(sites, members))
+
+    def _local(self, operand: Node) -> set[Node]:
+        """Content computed from ``operand`` back to the projections that made it."""
+        members: set[Node] = set()
+        pending = [operand]
+        while pending:
+            node = pending.pop()
+            if node in members or node.provenance is not Provenance.CONTENT:
+                continue
+            members.add(node)
+            if not self._is_projection(node):
+                pending.extend(node.inputs())
+        return members
+
+    def _is_projection(self, node: Node) -> bool:
+        if node.op_name in _PROJECTIONS:
+            return True
+        return node.op_name in ("bmm", "baddbmm") and node not in self.sites
+
+    def _closure(self, nodes: Iterable[Node], members: set[Node]) -> set[Node]:
+        seen: set[Node] = set()
+        pending = [node for node in nodes if node in members]
+        while pending:
+            node = pending.pop()
+            if node not in seen:
+                seen.add(node)
+                if not self._is_projection(node):
+                    pending.extend(item for item in node.inputs() if item in members)
+        return seen
+
+    def _common_source(self, sites: list[Site], members: set[Node]) -> Node | None:
+        closures = [self._closure([node], members) for site in sites for node in site.content]
+        shared = set.intersection(*closures) if closures else set()
+        return max(shared, key=lambda node: node.index, default=None)
+
+    def _common_result(self, sites: list[Site], members: set[Node]) -> Node | None:
+        wanted = {site.result for site in sites}
+        for node in sorted(members, key=lambda node: node.index):
+            if node.index >= max(item.index for item in wanted) and wanted <= self._closure([node], members):
+                return node
+        return None
+
+    def _real_source(self, source: Node, members: set[Node]) -> Node:
+        """The real tensor that a complex source was packed from."""
+        while source.dtype.is_complex:
+            inputs = [node for node in source.inputs() if node in members]
+            if not inputs:
+                return source
+            shared = set.intersection(*(self._closure([node], members) for node in inputs))
+            if not shared:
+                return source
+            source = max(shared, key=lambda node: node.index)
+        while source.op_name in ("view", "_unsafe_view", "_to_copy", "clone") and source.shape[-1] == 2:
+            source = next(source.inputs())
+        return source
+
+    def _applications(self, sites: list[Site], members: set[Node]) -> int:
+        """How often positions are multiplied in along one path."""
+        depth: dict[Node, int] = {}
+        for site in sites:
+            below = self._closure(site.content, members)
+            depth[site.result] = 1 + max([depth[node] for node in below if node in depth], default=0)
+        return max(depth.values())
+
+    def _ends(self, sites: list[Site]) -> list[Node]:
+        """The last values that are still made of these joins by moving and adding."""
+        users: dict[Node, list[Node]] = {}
+        for node in self.trace.graph.nodes:
+            if node.provenance is Provenance.CONTENT:
+                for operand in nodes_in(node.args):
+                    users.setdefault(operand, []).append(node)
+        ends: dict[Node, None] = {}
+        for site in sites:
+            node = site.result
+            while True:
+                onward = [user for user in users.get(node, []) if user.op_name in _JOINING or user in self.sites]
+                if not onward:
+                    break
+                node = max(onward, key=lambda item: item.index) if len(onward) == 1 else onward[0]
+            ends[node] = None
+        return list(ends)
+
+    # -- what -----------------------------------------------------------------------------------------------
+
+    def signature(self, region: Region) -> object:
+        """Equal for regions that compute the same map, so that equal layers are probed once."""
+        members = self._closure([region.after], self._local(region.operand))
+        ordered = sorted((n for n in members if n.index >= region.before.index), key=lambda node: node.index)
+        start = region.before.index
+        return tuple(
+            (node.op_name, node.shape, node.dtype, tuple(self._operand_key(item, start) for item in node.inputs()))
+            for node in ordered
+        )
+
+    def _operand_key(self, node: Node, start: int) -> object:
+        return (node.index - start,) if node.provenance is Provenance.CONTENT else id(node)
+
+    def recognise(self, region: Region) -> Rotary | None:
+        """The rotation of a region, or None when it is none."""
+        given = self._positions(region)
+        if given is None:
+            return None
+        for end in dict.fromkeys((region.after, region.operand)):
+            probe = self._probe(region.before, end, given)
+            if probe is None:
+                continue
+            turned = turn(*probe)
+            if turned is not None:
+                return self._encoding(region, turned)
+        return None
+
+    def _positions(self, region: Region) -> dict[Node, torch.Tensor] | None:
+        """The position operands as the model computes them, in float64 where its own are in half precision."""
+        given = {}
+        for site in region.sites:
+            for node in site.position:
+                try:
+                    value = self.reference(node) if node.dtype in _HALF else self.trace.value(node)
+                except Unavailable:
+                    return None
+                given[node] = value.to(torch.complex128 if value.is_complex() else torch.float64)
+        return given
+
+    def _probe(
+        self, before: Node, end: Node, given: dict[Node, torch.Tensor]
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Two random vectors (2, d) and what becomes of them at each position (2, N, d)."""
+        if not self._reaches(before, end):
+            return None
+        sequence = self.trace.lengths.sequence
+        free = [axis for axis, size in enumerate(before.shape[:-1]) if size not in sequence and size > 1]
+        width = before.shape[-1]
+        generator = np.random.default_rng(0)
+        vectors = generator.standard_normal((2, width)) + (
+            1j * generator.standard_normal((2, width)) if before.dtype.is_complex else 0
+        )
+        value = torch.from_numpy(vectors[0]).expand(before.shape).clone()
+        if free:
+            value.select(free[0], before.shape[free[0]] - 1).copy_(torch.from_numpy(vectors[1]))
+        try:
+            result = self.reference(end, {**given, before: value})
+        except Unavailable:
+            return None
+        rows = self._rows(result, self._sequence_sizes(before))
+        if rows is None:
+            return None
+        return (vectors, rows) if free else (vectors[:1], rows[:1])
+
+    def _sequence_sizes(self, before: Node) -> set[int]:
+        sizes = {size for size in before.shape[:-1] if size in self.trace.lengths.sequence}
+        return sizes or set(self.trace.lengths.sequence)
+
+    def _rows(self, result: torch.Tensor, sizes: set[int]) -> np.ndarray | None:
+        """The result as (2, N, d): of the first and last entry along every other axis."""
+        axes = [axis for axis, size in enumerate(result.shape) if size in sizes]
+        if not axes or result.dim() < 2:
+            return None
+        last = result.dim() - 1
+        axis = axes[-1] if axes[-1] != last or len(axes) == 1 else axes[-2]
+        features = last if axis != last else last - 1
+        moved = result.movedim((axis, features), (-2, -1))
+        first, final = moved, moved
+        while first.dim() > 2:
+            first, final = first[0], final[-1]
+        stacked = torch.stack((first, final))
+        return stacked.numpy()
+
+    def _reaches(self, before: Node, end: Node) -> bool:
+        """Whether ``end`` follows from ``before`` and positions alone."""
+        pending, seen = [end], set()
+        while pending:
+            node = pending.pop()
+            if node is before or node in seen:
+                continue
+            seen.add(node)
+            if node.provenance is Provenance.CONTENT:
+                if self._is_projection(node):
+                    return False
+                pending.extend(node.inputs())
+        return True
+
+    def _encoding(self, region: Region, turned: Turn) -> Rotary:
+        site = region.sites[0]
+        position = site.position[0]
+        found = identify(turned.frequencies) if turned.even else None
+        phase = program.phase(position)
+        head = _feature_width(region.operand, self.trace.lengths.sequence)
+        encoding = Rotary(
+            frequencies=turned.frequencies,
+            width=turned.width,
+            head_width=max(head, turned.width),
+            pairing=turned.pairing,
+            attention_factor=turned.amplitude,
+            offset=turned.offset,
+            node=position,
+            phase=phase,
+            factor=program.frequency_factor(phase) if phase is not None else None,
+            table=_table(position),
+            source_file=site.frame.file if site.frame else None,
+            source_line=site.frame.line if site.frame else None,
+        )
+        encoding.parameters = _parameters(encoding, found, turned, region.applications)
+        return encoding
+
+
+def _feature_width(operand: Node, sequence: set[int]) -> int:
+    """Head width d of an attention operand, whether it is (.., N, d) or (.., d, N)."""
+    return operand.shape[-2] if operand.shape[-1] in sequence and len(operand.shape) > 1 else operand.shape[-1]
+
+
+def _table(position: Node) -> Table | None:
+    looked = program.lookup(position)
+    if looked is None:
+        return None
+    return Table(leaf=looked.table, rows=looked.rows, first=looked.first, by=looked.by)
+
+
+def _parameters(encoding: Rotary, found: Recovered | None, turned: Turn, applications: int) -> dict[str, object]:
+    scaling = dict(found.scaling) if found else {"rope_type": "unknown"}
+    parameters: dict[str, object] = {
+        "base": found.base if found else None,
+        "scaling": scaling,
+        "rotary_width": encoding.width,
+        "head_width": encoding.head_width,
+        "pairing": encoding.pairing,
+        "attention_factor": round(encoding.attention_factor, 6),
+    }
+    if found and found.alternatives:
+        parameters["alternatives"] = [dict(item) for item in found.alternatives]
+    if abs(turned.offset) > _EVEN:
+        parameters["offset"] = round(turned.offset, 4)
+    if applications > 1:
+        parameters["applications"] = applications
+    if not turned.even:
+        parameters["positions"] = "not evenly spaced"
+    return parameters
+
+
+@dataclass(slots=True)
+class Turn:
+    """What two probes show: frequencies (r/2,) in radians per token, and how the channels pair."""
+
+    frequencies: Floats
+    pairing: str
+    width: int
+    amplitude: float
+    offset: float
+    even: bool
+
+
+def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
+    """Read a rotation off vectors (k, d) and their images (k, N, d); None when pairs do not turn together."""
+    if np.iscomplexobj(vectors) or np.iscomplexobj(rows):
+        if rows.shape[-1] != vectors.shape[-1]:
+            return None
+        return _read(rows / vectors[:, None, :], "interleaved", 2 * vectors.shape[-1])
+    if rows.shape[-1] != vectors.shape[-1] or not np.isfinite(rows).all():
+        return None
+    moving = np.flatnonzero(np.ptp(rows, axis=1).max(axis=0) > 0)
+    if moving.size < 2 or moving.size % 2:
+        return None
+    half = moving.size // 2
+    pairings = {"half": (moving[:half], moving[half:]), "interleaved": (moving[::2], moving[1::2])}
+    for name, (left, right) in pairings.items():
+        before = vectors[:, left] + 1j * vectors[:, right]
+        after = rows[..., left] + 1j * rows[..., right]
+        read = _read(after / before[:, None, :], name, moving.size)
+        if read is not None:
+            return read
+    return None
+
+
+def _read(quotient: np.ndarray, pairing: str, width: int) -> Turn | None:
+    """Angles from quotients (k, N, r/2): equal for all vectors, of one magnitude per pair, growing evenly."""
+    if not np.isfinite(quotient).all():
+        return None
+    reference = quotient[0]
+    if len(quotient) > 1 and np.abs(quotient[1:] - reference).max() > _CONSISTENT * max(1.0, np.abs(reference).max()):
+        return None
+    if pairing == "half" and width == 2:
+        pairing = "half or interleaved"
+    magnitude = np.abs(reference)
+    if magnitude.min() <= 0:
+        return None
+    angles = np.unwrap(np.angle(reference), axis=0)
+    positions = np.arange(len(angles), dtype=np.float64)
+    slope = (angles[-1] - angles[0]) / positions[-1]
+    line = angles[0] + positions[:, None] * slope
+    leaves = float(np.abs(angles - line).max())
+    fastest = slope[np.argmax(np.abs(slope))]
+    offset = float(angles[0][np.argmax(np.abs(slope))] / fastest) if fastest else 0.0
+    sense = 1.0 if fastest >= 0 else -1.0
+    return Turn(
+        frequencies=np.asarray(sense * slope, dtype=np.float64),
+        pairing=pairing,
+        width=width,
+        amplitude=float(magnitude.mean()),
+        offset=offset,
+        even=leaves <= (_EVEN if leaves < _EVEN else _EVEN_HALF),
+    )

@@ -1,0 +1,84 @@
+"""Other ways to run the same position program: in float64, cast to half precision, with TF32 products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pediag.trace.evaluate import Lane
+from pediag.trace.graph import Node
+from pediag.trace.operators import describe
+
+_MATRIX_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot"))
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+
+class Float64(Lane):
+    """The reference: every real number in float64, whatever dtype the program asks for. Stored values stay as stored."""
+
+    name = "float64"
+
+    def leaf(self, node: Node, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return _WIDER.get(dtype, dtype)
+
+    def call(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Constructors and divisions follow the default dtype, so their float results are widened too."""
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.dtype in _WIDER:
+            if not list(node.inputs()) or all(not operand.dtype.is_floating_point for operand in node.inputs()):
+                wide = {**kwargs, "dtype": _WIDER[result.dtype]} if "dtype" in kwargs or not list(node.inputs()) else None
+                return func(*args, **wide) if wide is not None else self._from_integers(func, args, kwargs, result)
+            return result.to(_WIDER[result.dtype])
+        return result
+
+    def _from_integers(self, func: Callable[..., Any], args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
+        """An operation that makes reals of integers, such as a true division, done on float64."""
+        wide = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype != torch.bool else a for a in args]
+        try:
+            again = func(*wide, **kwargs)
+        except (RuntimeError, TypeError):
+            return result.to(_WIDER[result.dtype])
+        assert isinstance(again, torch.Tensor)
+        return again.to(_WIDER.get(again.dtype, again.dtype))
+
+
+class Cast(Lane):
+    """The model after ``.to(dtype)``: floating parameters and buffers are rounded, explicit casts stay."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.name = str(dtype).removeprefix("torch.")
+        self._dtype = dtype
+
+    def leaf(self, node: Node, tensor: torch.Tensor) -> torch.Tensor:
+        if node.names and tensor.is_floating_point():
+            return tensor.to(self._dtype)
+        return tensor
+
+
+class TF32(Lane):
+    """Matrix products with inputs rounded to 10 mantissa bits, nearest, ties to even, as tensor cores read them."""
+
+    name = "tf32"
+
+    def call(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if describe(func).name in _MATRIX_PRODUCTS:
+            args = tuple(to_tf32(a) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a for a in args)
+        return func(*args, **kwargs)
+
+
+def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32 tensor rounded to TF32's 10 mantissa bits, ties to even; infinities and NaN pass."""
+    bits = tensor.contiguous().view(torch.int32)
+    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
+    return torch.where(tensor.isfinite(), rounded.view(torch.float32), tensor)
