@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pediag.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
 
 SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
@@ -115,7 +117,7 @@ class Progress:
     def __init__(self) -> None:
         self._target = ""
         self._text = "starting"
-        self._status: Any = None
+        self._live: Live | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -139,8 +141,8 @@ class Progress:
         """Say what is being done now."""
         self._text = text
         with self._lock:
-            if self._status is not None:
-                self._status.update(self._line())
+            if self._live is not None:
+                self._live.update(self._spinner())
 
     def pause(self) -> None:
         """Take the spinner away until the next target."""
@@ -148,9 +150,9 @@ class Progress:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self._status is not None:
-                self._status.stop()
-                self._status = None
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
 
     def _wait(self) -> None:
         if sys.stderr.isatty():
@@ -160,13 +162,23 @@ class Progress:
 
     def _show(self) -> None:
         from rich.console import Console
+        from rich.live import Live
 
         with self._lock:
             if self._timer is not None:
-                self._status = Console(stderr=True).status(self._line())
-                self._status.start()
+                # The streams stay as they are: the pipeline has its own redirection in force.
+                self._live = Live(
+                    self._spinner(),
+                    console=Console(stderr=True),
+                    refresh_per_second=10,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+                self._live.start()
 
-    def _line(self) -> str:
-        from rich.markup import escape
+    def _spinner(self) -> Spinner:
+        from rich.spinner import Spinner
+        from rich.text import Text
 
-        return escape(": ".join(filter(None, (self._target, self._text))))
+        return Spinner("dots", Text(": ".join(filter(None, (self._target, self._text)))))

@@ -41,6 +41,8 @@ def pipeline(monkeypatch, make_report, make_finding):
                 raise SystemExit(0)
             case "interrupted":
                 raise KeyboardInterrupt
+            case "slow":
+                time.sleep(0.2)
             case "talks":
                 print("hello from the model")
             case "faulty":
@@ -275,6 +277,13 @@ def test_progress_is_shown_on_a_terminal_when_work_lasts(monkeypatch):
         while "tracing" not in stderr.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
     assert "model[0].py: tracing" in stderr.getvalue()
+
+
+def test_a_report_goes_to_stdout_after_progress_was_shown(pipeline, monkeypatch, capsys):
+    terminal(monkeypatch)
+    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.0)
+    assert main(["check", "slow", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"]["spec"] == "slow"
 
 
 def test_progress_is_silent_when_work_is_short(monkeypatch):
