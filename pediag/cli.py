@@ -211,7 +211,7 @@ def inspect(
     done = _each(targets, options, "inspect")
     if done.reports:
         terminal.write(_inspected_text(done, format, output), output)
-    return done.status([0 if report.encodings else 3 for report in done.reports])
+    return done.status([0 if report.has_encoding else 3 for report in done.reports])
 
 
 @app.command()

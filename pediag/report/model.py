@@ -105,6 +105,11 @@ class Report:
         }
 
     @property
+    def has_encoding(self) -> bool:
+        """Whether anything but a mask was recognised."""
+        return any(encoding.scheme != "mask" for encoding in self.encodings)
+
+    @property
     def nothing_checked(self) -> str:
         """Why this report judges nothing, or an empty string when it does judge.
 
@@ -112,7 +117,7 @@ class Report:
         """
         if not self.summary["ran"]:
             return "no rule could run"
-        if self.summary["errors"] or any(encoding.scheme != "mask" for encoding in self.encodings):
+        if self.summary["errors"] or self.has_encoding:
             return ""
         return "no position encoding was found"
 
