@@ -16,7 +16,9 @@ IntArray = npt.NDArray[np.int64]
 
 
 class TheoryError(UsageError, ValueError):
-    """A number or array that no closed form can be computed from; the message names it and what is allowed."""
+    """A number or array that no closed form can be computed from; the message names it and what is
+    allowed.
+    """
 
 
 def number(value: Any, name: str, *, above: float | None = None, least: float | None = None) -> float:

@@ -1,7 +1,8 @@
 """Reading YaRN and Llama 3 scalings off the ratios of effective to unscaled frequencies.
 
-``g_i = w_i / base ** (-2 i / d)`` falls from 1 to 1/s: along a line in i for YaRN, along a line in the unscaled
-frequency for Llama 3. Each reading is a guess; the caller rebuilds the frequencies and keeps what matches.
+``g_i = w_i / base ** (-2 i / d)`` falls from 1 to 1/s: along a line in i for YaRN, along a line in the
+unscaled frequency for Llama 3. Each reading is a guess; the caller rebuilds the frequencies and keeps what
+matches.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def oddity(scaling: Scaling) -> int:
 
 
 def _factors(ratios: Ratios) -> Iterator[float]:
-    """The factor: from the last pairs when the ramp ended before them, else from where the ramp is heading."""
+    """The factor: from the last pairs when the ramp ended before them, else from where the ramp is
+    heading.
+    """
     g = ratios.g
     settled = g[-1] >= g[-2] * (1.0 - INTERIOR * ratios.noise)
     if settled:
@@ -157,7 +160,9 @@ def _ranges(ratios: Ratios, ramp: FloatArray, inside: IntArray) -> Iterator[tupl
 
 
 def _whole(ratios: Ratios, low: float, high: float) -> Iterator[tuple[float, float, float]]:
-    """(length, beta_fast, beta_slow) whose range is rounded outward to exactly the whole pairs low and high."""
+    """(length, beta_fast, beta_slow) whose range is rounded outward to exactly the whole pairs low and
+    high.
+    """
     least, most = ratios.length_at(high - 1) * (1 + 1e-9), ratios.length_at(high)
     first = 0.0 if low <= 0 else ratios.length_at(low)
     last = ratios.length_at(low + 1) * (1 - 1e-9)
@@ -165,15 +170,17 @@ def _whole(ratios: Ratios, low: float, high: float) -> Iterator[tuple[float, flo
         length = roundest(max(least * slow, first * fast), min(most * slow, last * fast))
         if length is not None:
             yield float(length), fast, slow
-    length = roundest(least, most)
-    if length is not None:
-        ceiling = length / first if first else math.inf
-        fast = roundest(length / last, ceiling)
-        yield float(length), float(fast) if fast else math.sqrt(length / last * ceiling), BETA_SLOW
+    longest = roundest(least, most)
+    if longest is not None:
+        ceiling = longest / first if first else math.inf
+        beta = roundest(longest / last, ceiling)
+        yield float(longest), float(beta or math.sqrt(longest / last * ceiling)), BETA_SLOW
 
 
 def _real(ratios: Ratios, low: float, high: float) -> Iterator[tuple[float, float, float]]:
-    """(length, beta_fast, 1) of an unrounded range; at low = 0 beta_fast is out of sight and taken as default."""
+    """(length, beta_fast, 1) of an unrounded range; at low = 0 beta_fast is out of sight and taken as
+    default.
+    """
     length = ratios.length_at(high)
     fast = BETA_FAST if low <= 1e-9 else length / ratios.length_at(low)
     for snap in SNAPS:

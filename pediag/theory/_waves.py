@@ -16,7 +16,8 @@ from pediag.theory._nice import DIGITS, oddness, rounded, simplest
 Exponent = Literal["paper", "tensor2tensor", "free"]
 
 RESIDUAL_RTOL = 0.02
-"""Pairs keep to a circle within this share of its radius: five bfloat16 roundings; unrelated numbers leave about 1."""
+"""Pairs keep to a circle within this share of its radius: five bfloat16 roundings; unrelated numbers leave
+about 1."""
 
 LEAST_TURN = 0.02
 """Radians that the fastest pair must turn in all: a constant turns by none."""
@@ -39,7 +40,9 @@ POSITION_ATOL = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Frequencies (P,) in radians per token, the position of the first row and the tokens per unit of its spots."""
+    """Frequencies (P,) in radians per token, the position of the first row and the tokens per unit of its
+    spots.
+    """
 
     frequencies: FloatArray
     first: float
@@ -94,11 +97,12 @@ class Wave:
         """Slopes after two least-squares fits of the phase that each leaves."""
         for _ in range(2):
             slopes = slopes + (self.t - self.t.mean()) @ self._left(slopes) / self.weight
-        return slopes
+        return np.asarray(slopes, dtype=np.float64)
 
     def _left(self, slopes: FloatArray) -> FloatArray:
         """Phase (N, P) left after turning back by ``slopes``, unwrapped, in radians."""
-        return np.unwrap(np.angle(self.z * np.exp(-1j * np.multiply.outer(self.t, slopes))), axis=0)
+        turned = self.z * np.exp(-1j * np.multiply.outer(self.t, slopes))
+        return np.asarray(np.unwrap(np.angle(turned), axis=0), dtype=np.float64)
 
     def _unaliased(self, slopes: FloatArray, step: float) -> FloatArray:
         """Whole turns put back into fast pairs, each predicted from the two slower ones next to it."""

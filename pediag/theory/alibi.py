@@ -1,4 +1,5 @@
-"""ALiBi: the published slopes for any number of heads, and the forms of the bias that softmax cannot tell apart.
+"""ALiBi: the published slopes for any number of heads, and the forms of the bias that softmax cannot tell
+apart.
 
 Press, Smith and Lewis, "Train Short, Test Long" (2108.12409).
 """
@@ -31,8 +32,8 @@ def geometric_slopes(heads: int, exponent: float = BIAS_EXPONENT) -> FloatArray:
 def slopes(heads: int, exponent: float = BIAS_EXPONENT) -> FloatArray:
     """The published slope of every head, in head order, shape (H,).
 
-    A power of two has one geometric series. Any other count takes the series of the power of two below it, then
-    the 1st, 3rd, 5th ... slope of twice that power (the authors' code; MPT and BLOOM give the same).
+    A power of two has one geometric series. Any other count takes the series of the power of two below it,
+    then the 1st, 3rd, 5th ... slope of twice that power (the authors' code; MPT and BLOOM give the same).
     """
     heads = integer(heads, "heads", least=1)
     power = 1 << (heads.bit_length() - 1)
@@ -45,8 +46,9 @@ def bias(
 ) -> FloatArray:
     """The bias (H, N, M) for query positions (N,) and key positions (M,), in tokens.
 
-    "relative" is -s (i - j); "symmetric" -s |i - j|; "key" s j; "last-key" s (j - last). On past keys all four
-    differ by a constant per row, which softmax ignores; only "symmetric" suits attention that sees the future.
+    "relative" is -s (i - j); "symmetric" -s |i - j|; "key" s j; "last-key" s (j - last). On past keys all
+    four differ by a constant per row, which softmax ignores; only "symmetric" suits attention that sees the
+    future.
     """
     s = vector(head_slopes, "head_slopes")[:, None, None]
     i = vector(queries, "queries")[None, :, None]

@@ -1,4 +1,5 @@
-"""Relative positions as a small set of codes: T5's buckets and Shaw's clip, and how to know them from their map.
+"""Relative positions as a small set of codes: T5's buckets and Shaw's clip, and how to know them from their
+map.
 
 An offset is key position minus query position, in tokens: negative in the past.
 """
@@ -54,9 +55,9 @@ class ClipMap:
 def bucket_starts(buckets: int, max_distance: int) -> IntArray:
     """First distance (tokens) of each bucket of one direction, shape (buckets,), in exact integer arithmetic.
 
-    Distances below ``buckets // 2`` have a bucket each. Above, with e = buckets // 2, bucket e + k starts at the
-    smallest n with ``(n / e) ** (buckets - e) >= (max_distance / e) ** k``. Raises TheoryError when max_distance
-    is not above e.
+    Distances below ``buckets // 2`` have a bucket each. Above, with e = buckets // 2, bucket e + k starts at
+    the smallest n with ``(n / e) ** (buckets - e) >= (max_distance / e) ** k``. Raises TheoryError when
+    max_distance is not above e.
     """
     buckets = integer(buckets, "buckets", least=2)
     exact = buckets // 2
@@ -64,13 +65,14 @@ def bucket_starts(buckets: int, max_distance: int) -> IntArray:
     if limit <= exact:
         raise TheoryError(f"max_distance is {limit}; {buckets} buckets a direction need more than {exact}.")
     logs = buckets - exact
-    return np.array([*range(exact), *(_log_start(exact, limit, logs, k) for k in range(logs))], dtype=np.int64)
+    starts = [_log_start(exact, limit, logs, k) for k in range(logs)]
+    return np.array([*range(exact), *starts], dtype=np.int64)
 
 
 def _log_start(exact: int, limit: int, logs: int, k: int) -> int:
     """The smallest n with n^logs >= limit^k exact^(logs - k)."""
     target = limit**k * exact ** (logs - k)
-    n = max(int(round(exact * (limit / exact) ** (k / logs))) - 1, 1)
+    n = max(round(exact * (limit / exact) ** (k / logs)) - 1, 1)
     while n**logs < target:
         n += 1
     return n
@@ -84,7 +86,8 @@ def t5_bucket(
 ) -> IntArray:
     """T5's bucket of each offset (tokens), int64 in the shape of ``offsets``.
 
-    Bidirectional maps give the second half of the buckets to the future; unidirectional ones send it to bucket 0.
+    Bidirectional maps give the second half of the buckets to the future; unidirectional ones send it to
+    bucket 0.
     """
     offset = np.asarray(offsets)
     if bidirectional and integer(num_buckets, "num_buckets", least=4) % 2:
@@ -120,7 +123,9 @@ def identify_bucket_map(
     return None
 
 
-def _pairs(offsets: Mapping[int, int] | npt.ArrayLike, buckets: npt.ArrayLike | None) -> dict[int, int] | None:
+def _pairs(
+    offsets: Mapping[int, int] | npt.ArrayLike, buckets: npt.ArrayLike | None
+) -> dict[int, int] | None:
     if isinstance(offsets, Mapping):
         keys, values = np.array(list(offsets)), np.array(list(offsets.values()))
     elif buckets is None:
@@ -172,7 +177,8 @@ def _one_way(codes: IntArray, buckets: int | None) -> tuple[int, int | None] | N
         if count < 2 or codes[-1] >= count:
             continue
         for limit in _limits(codes, count):
-            if np.array_equal(np.searchsorted(bucket_starts(count, limit), np.arange(codes.size), "right") - 1, codes):
+            starts = bucket_starts(count, limit)
+            if np.array_equal(np.searchsorted(starts, np.arange(codes.size), "right") - 1, codes):
                 return count, limit
     return None
 
@@ -188,7 +194,9 @@ def _bucket_counts(codes: IntArray, first_repeat: int) -> Iterator[int]:
 
 
 def _limits(codes: IntArray, count: int) -> list[int]:
-    """The max_distances consistent with every bucket start seen, the roundest one alone; empty when none is."""
+    """The max_distances consistent with every bucket start seen, the roundest one alone; empty when none
+    is.
+    """
     exact, logs = count // 2, count - count // 2
     low, high = exact + 1, LONGEST_DISTANCE
     for k in range(1, logs):

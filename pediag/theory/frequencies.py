@@ -17,7 +17,8 @@ import numpy.typing as npt
 from pediag.theory._checks import FloatArray, TheoryError, even, integer, number, vector
 
 BETA_FAST = 32.0
-"""Rotations over the original length above which YaRN leaves a pair alone (Peng et al. 2309.00071, section 3.2)."""
+"""Rotations over the original length above which YaRN leaves a pair alone (Peng et al. 2309.00071, section
+3.2)."""
 
 BETA_SLOW = 1.0
 """Rotations over the original length below which YaRN divides a pair by the factor (same section)."""
@@ -50,14 +51,16 @@ def linear(base: float, width: int, factor: float) -> FloatArray:
 
 
 def ntk_base(base: float, width: int, factor: float) -> float:
-    """The larger base of NTK-aware scaling, ``base * factor ** (d / (d - 2))``: the slowest pair is exactly /factor.
+    """The larger base of NTK-aware scaling, ``base * factor ** (d / (d - 2))``: the slowest pair is exactly
+    /factor.
 
     bloc97 (2023), restated in YaRN (2309.00071), section 3.1. Raises TheoryError below a width of 4.
     """
     width = even(width, "width")
     if width < 4:
         raise TheoryError("width is 2; NTK scaling needs at least two pairs (width 4).")
-    return number(base, "base", above=1.0) * number(factor, "factor", above=0.0) ** (width / (width - 2))
+    stretch = number(factor, "factor", above=0.0) ** (width / (width - 2))
+    return float(number(base, "base", above=1.0) * stretch)
 
 
 def ntk(base: float, width: int, factor: float) -> FloatArray:
@@ -84,8 +87,10 @@ def yarn_dimension(rotations: float, base: float, width: int, original_length: f
     """
     length = number(original_length, "original_length", above=0.0)
     turns = number(rotations, "rotations", above=0.0)
-    return even(width, "width") * math.log(length / (2 * math.pi * turns)) / (
-        2 * math.log(number(base, "base", above=1.0))
+    return (
+        even(width, "width")
+        * math.log(length / (2 * math.pi * turns))
+        / (2 * math.log(number(base, "base", above=1.0)))
     )
 
 
@@ -144,10 +149,11 @@ def llama3(
     high_freq_factor: float,
     original_length: float,
 ) -> FloatArray:
-    """Llama 3.1 scaling: periods above L0/low are divided, below L0/high kept, blended linearly in 1/period between.
+    """Llama 3.1 scaling: periods above L0/low are divided, below L0/high kept, blended linearly in 1/period
+    between.
 
-    Meta's published model code (2024). Equal factors make a step, which Llama 4 Scout ships. Raises TheoryError
-    when low exceeds high.
+    Meta's published model code (2024). Equal factors make a step, which Llama 4 Scout ships. Raises
+    TheoryError when low exceeds high.
     """
     low = number(low_freq_factor, "low_freq_factor", above=0.0)
     high = number(high_freq_factor, "high_freq_factor", above=0.0)
@@ -165,7 +171,8 @@ def llama3(
 def longrope(base: float, width: int, factors: Sequence[float] | npt.ArrayLike) -> FloatArray:
     """LongRoPE: each pair divided by its own searched factor. Ding et al. (2402.13753), equation 3.
 
-    ``factors`` has width/2 positive entries: the short list up to the original length, the long list above it.
+    ``factors`` has width/2 positive entries: the short list up to the original length, the long list above
+    it.
     """
     plain = inverse_frequencies(base, width)
     divisors = vector(factors, "factors")
@@ -205,7 +212,9 @@ def _fraction(value: float) -> float:
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
-    """``0.1 mscale ln(factor) + 1`` on cos and sin (logits get its square); 1 for factor <= 1. YaRN equation 22."""
+    """``0.1 mscale ln(factor) + 1`` on cos and sin (logits get its square); 1 for factor <= 1. YaRN equation
+    22.
+    """
     scale = number(factor, "factor", above=0.0)
     return 1.0 if scale <= 1.0 else 0.1 * number(mscale, "mscale") * math.log(scale) + 1.0
 

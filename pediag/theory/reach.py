@@ -1,8 +1,8 @@
 """How far a rotary encoding can tell a similar key from a random one, and which base would reach a length.
 
-For query and key parts that are independent and alike, the expected advantage of the similar key at distance m is
-proportional to ``B(m) = sum_i cos(m w_i)`` (Men, Xu et al. 2405.14591, theorem 1). B(m) < 0 means that the model
-prefers a random key there. A pair that does not turn adds 1.
+For query and key parts that are independent and alike, the expected advantage of the similar key at distance
+m is proportional to ``B(m) = sum_i cos(m w_i)`` (Men, Xu et al. 2405.14591, theorem 1). B(m) < 0 means that
+the model prefers a random key there. A pair that does not turn adds 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FINE_UNTIL, COARSE_STEP = 1000.0, 1e-2
 """Past this many times the length (tokens) the grid is coarser: only widths below 32 get there."""
 
 FIRST_BASE = 1.0
-"""First base tried, per token of length: the bound for infinite width is 1.62 (Su), a finite one needs more."""
+"""First base tried, per token of length: the bound for infinite width is 1.62 (Su), a finite one needs
+more."""
 
 DIPS, NEAR = 12, 8
 """How many dips of B are followed from base to base, and how far around each it is looked for (tokens)."""
@@ -48,8 +49,8 @@ def advantage(frequencies: npt.ArrayLike, distances: npt.ArrayLike, unrotated_pa
 def first_negative(frequencies: npt.ArrayLike, limit: int, unrotated_pairs: int = 0) -> int | None:
     """The first distance m in [0, limit) with B(m) < 0, or None.
 
-    Blocks use cos(a + b) = cos a cos b - sin a sin b, one small matrix product a block, and stop at the first hit.
-    At half of the pairs unrotated or more the answer is always None.
+    Blocks use cos(a + b) = cos a cos b - sin a sin b, one small matrix product a block, and stop at the
+    first hit. At half of the pairs unrotated or more the answer is always None.
     """
     w = vector(frequencies, "frequencies")
     limit = integer(limit, "limit", least=1)
@@ -98,7 +99,9 @@ def smallest_adequate_base(width: int, length: int) -> float | None:
 
 
 def _dips(w: FloatArray, length: int) -> list[int]:
-    """Where B is most negative in the lowest blocks below ``length``, deepest first; empty when it never is."""
+    """Where B is most negative in the lowest blocks below ``length``, deepest first; empty when it never
+    is.
+    """
     lows: list[tuple[float, int]] = []
     for start, values in _blocks(w, length):
         for offset in range(0, values.size, BLOCK):
@@ -108,7 +111,9 @@ def _dips(w: FloatArray, length: int) -> list[int]:
 
 
 def _still_negative(w: FloatArray, length: int, dips: list[int]) -> bool:
-    """Whether B < 0 close to a dip of a slightly smaller base; moves the dip that is to the front, as it drifts."""
+    """Whether B < 0 close to a dip of a slightly smaller base; moves the dip that is to the front, as it
+    drifts.
+    """
     for k, m in enumerate(dips):
         near = np.arange(max(m - NEAR, 1), min(m + 2 * NEAR, length), dtype=np.float64)
         values = advantage(w, near)
@@ -145,11 +150,11 @@ def critical_dimension(base: float, width: int, trained_length: float) -> int:
 def extrapolation_bound(base: float, tuned_base: float, width: int, trained_length: float) -> float:
     """Tokens reachable after tuning with another base: ``2 pi tuned_base ** (d_critical / d)``. Liu et al."""
     critical = critical_dimension(base, width, trained_length)
-    return 2 * math.pi * number(tuned_base, "tuned_base", above=1.0) ** (critical / width)
+    return float(2 * math.pi * number(tuned_base, "tuned_base", above=1.0) ** (critical / width))
 
 
 def critical_base(base: float, trained_length: float, tuned_length: float) -> float:
     """The base that suits tuning at a longer length: ``base ** log_{L/2pi}(T / 2 pi)``. Liu et al."""
     trained = number(trained_length, "trained_length", above=2 * math.pi) / (2 * math.pi)
     tuned = number(tuned_length, "tuned_length", above=2 * math.pi) / (2 * math.pi)
-    return number(base, "base", above=1.0) ** (math.log(tuned) / math.log(trained))
+    return float(number(base, "base", above=1.0) ** (math.log(tuned) / math.log(trained)))

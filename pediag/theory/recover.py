@@ -1,4 +1,6 @@
-"""What rotary frequencies are: base and scaling recovered from the numbers alone, or compared with a declaration."""
+"""What rotary frequencies are: base and scaling recovered from the numbers alone, or compared with a
+declaration.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,12 @@ PLAIN_BASES = (10000.0, 500000.0, 1000000.0)
 class Recovered:
     """What frequencies were found to be.
 
-    ``scaling`` has the keys of a config's ``rope_parameters``; its ``rope_type`` is default, linear, yarn, llama3,
-    proportional or unknown. ``base`` is the best fit when unknown, None when there is nothing to fit.
-    ``width`` is the number of channels (2 per pair) over which the exponents run. ``max_relative_error`` is
-    against the float64 rebuild. ``precision`` is the coarsest format that holds every value.
-    ``alternatives`` are scalings of other types, with their ``rope_theta``, that give the same numbers.
+    ``scaling`` has the keys of a config's ``rope_parameters``; its ``rope_type`` is default, linear, yarn,
+    llama3, proportional or unknown. ``base`` is the best fit when unknown, None when there is nothing to
+    fit. ``width`` is the number of channels (2 per pair) over which the exponents run.
+    ``max_relative_error`` is against the float64 rebuild. ``precision`` is the coarsest format that holds
+    every value. ``alternatives`` are scalings of other types, with their ``rope_theta``, that give the same
+    numbers.
     """
 
     base: float | None
@@ -65,12 +68,14 @@ class Recovered:
     @property
     def known(self) -> bool:
         """Whether a formula was found that gives these numbers."""
-        return self.scaling["rope_type"] != "unknown"
+        return bool(self.scaling["rope_type"] != "unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Distance of frequencies from a declaration; ``phase_error`` in radians at the position asked for, else None."""
+    """Distance of frequencies from a declaration; ``phase_error`` in radians at the position asked for, else
+    None.
+    """
 
     max_relative_error: float
     pair: int
@@ -78,10 +83,11 @@ class Comparison:
 
 
 def recover_base(frequencies: npt.ArrayLike) -> float:
-    """The base of frequencies (r/2,) in radians per token, by a log-linear fit, snapped to the roundest that fits.
+    """The base of frequencies (r/2,) in radians per token, by a log-linear fit, snapped to the roundest that
+    fits.
 
-    A common factor is allowed; other scalings are not: use :func:`identify`. Raises TheoryError with fewer than
-    two pairs, or on numbers that are not positive and finite.
+    A common factor is allowed; other scalings are not: use :func:`identify`. Raises TheoryError with fewer
+    than two pairs, or on numbers that are not positive and finite.
     """
     w = vector(frequencies, "frequencies", least=2)
     if not np.all(np.isfinite(w) & (w > 0)):
@@ -92,13 +98,13 @@ def recover_base(frequencies: npt.ArrayLike) -> float:
 def identify(frequencies: npt.ArrayLike) -> Recovered:
     """Base and scaling of effective frequencies (r/2,) in radians per token, from the numbers alone.
 
-    A matching reading is rebuilt in float64 and must agree within :func:`frequency_tolerance` of its precision.
-    Conventions where the numbers leave a choice:
+    A matching reading is rebuilt in float64 and must agree within :func:`frequency_tolerance` of its
+    precision. Conventions where the numbers leave a choice:
 
     - NTK and dynamic NTK are nothing but a larger base and are read as "default"; see :func:`ntk_reading`.
     - Llama 3 fixes only low/L0 and high/L0: low_freq_factor is 1 unless L0 is then no whole number.
-    - YaRN fixes only beta/L0, rounded to whole pairs when truncated: betas are 32 and 1 when some length allows
-      it, and the length is the one divisible by the highest power of two.
+    - YaRN fixes only beta/L0, rounded to whole pairs when truncated: betas are 32 and 1 when some length
+      allows it, and the length is the one divisible by the highest power of two.
     - A step from w to w/s between two pairs is both YaRN and Llama 3; the second is then an alternative.
     - Lists of free factors (LongRoPE) are "unknown": judge them with :func:`compare`.
     """
@@ -153,7 +159,9 @@ def compare(
 
 
 def ntk_reading(base: float, width: int) -> tuple[float, float] | None:
-    """(plain base, factor) when ``base`` is NTK-aware scaling of a common base by a common factor, else None."""
+    """(plain base, factor) when ``base`` is NTK-aware scaling of a common base by a common factor, else
+    None.
+    """
     width = even(width, "width")
     base = number(base, "base", above=1.0)
     if width < 4:
@@ -175,7 +183,9 @@ class _Series:
     precision: str
 
     def fit(self, pairs: npt.NDArray[Any]) -> tuple[float, float]:
-        """(ln base, -ln c) over ``pairs``; c is 1 when w_0 is. Numbers below the normal range are left out."""
+        """(ln base, -ln c) over ``pairs``; c is 1 when w_0 is. Numbers below the normal range are left
+        out.
+        """
         normal = pairs[self.w[pairs] >= format_of(self.precision).smallest_normal]
         normal = normal if normal.size >= 2 else pairs[:2]
         x, y = 2.0 * normal / self.width, -np.log(self.w[normal])
@@ -251,7 +261,9 @@ def _guesses(w: FloatArray, turning: int, precision: str) -> Iterator[Guess]:
 
 
 def _uniform(w: FloatArray, turning: int, width: int, precision: str) -> Iterator[Guess]:
-    """One series for all turning pairs: default, linear, proportional, or a narrower width padded with zeros."""
+    """One series for all turning pairs: default, linear, proportional, or a narrower width padded with
+    zeros.
+    """
     series = _Series(w[:turning], width, precision)
     pairs = np.arange(turning)
     factor = 1.0

@@ -1,4 +1,5 @@
-"""What a number format does to positions, frequencies and tables: roundoff, exact ranges, exact rounding, tolerances.
+"""What a number format does to positions, frequencies and tables: roundoff, exact ranges, exact rounding,
+tolerances.
 
 Formats are named as PyTorch names them ("float32", with or without "torch."), plus "tf32": the 11-bit
 significand to which tensor cores round the inputs of a float32 matrix product.
@@ -18,7 +19,9 @@ from pediag.theory._checks import FloatArray, TheoryError, number, vector
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format: significand bits (hidden one included) and exponents of normal numbers."""
+    """A binary floating-point format: significand bits (hidden one included) and exponents of normal
+    numbers.
+    """
 
     bits: int
     least_exponent: int
@@ -55,10 +58,12 @@ FORMATS: dict[str, Format] = {
 """IEEE 754 binary16, 32 and 64; bfloat16 and TF32 as their makers define them."""
 
 TABLE_SAFETY = 4.0
-"""Safety on the error law of a cos/sin table (measured here: correct float32 paths stay below a quarter of it)."""
+"""Safety on the error law of a cos/sin table (measured here: correct float32 paths stay below a quarter of
+it)."""
 
 FREQUENCY_ULPS = 16.0
-"""Float32 roundoffs per (1 + ln base) allowed in an inverse frequency (measured: pow 1.42, exp up to 28 at 1e9)."""
+"""Float32 roundoffs per (1 + ln base) allowed in an inverse frequency (measured: pow 1.42, exp up to 28 at
+1e9)."""
 
 
 def format_of(dtype: Any) -> Format:
@@ -127,7 +132,8 @@ def table_tolerance(
 ) -> FloatArray:
     """Largest absolute error of a cos or sin at ``position`` (tokens) of a table computed in float32.
 
-    ``4 (u_out / 2 + (2 + 1.5 ln base) 2^-24 m w)``; it loosens with m, so judge at m <= 4096. Shapes broadcast.
+    ``4 (u_out / 2 + (2 + 1.5 ln base) 2^-24 m w)``; it loosens with m, so judge at m <= 4096. Shapes
+    broadcast.
     """
     phase = np.abs(np.asarray(position, dtype=np.float64) * np.asarray(frequency, dtype=np.float64))
     growth = (2.0 + 1.5 * math.log(number(base, "base", above=1.0))) * 2.0**-24

@@ -1,6 +1,7 @@
 """Sinusoidal position tables in their published forms, and how to know one from its numbers.
 
-Position m and frequency w_i (radians per token) give one sine and one cosine of ``m w_i`` per pair of channels.
+Position m and frequency w_i (radians per token) give one sine and one cosine of ``m w_i`` per pair of
+channels.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pediag.theory._checks import FloatArray, IntArray, TheoryError, integer, number, vector
-from pediag.theory._waves import RESIDUAL_RTOL, Exponent, Wave
+from pediag.theory._waves import Exponent, Wave
 from pediag.theory.frequencies import cos_sin
 
 Layout = Literal["interleaved", "concatenated"]
@@ -35,10 +36,10 @@ CHECKED_ROWS = 4096
 class Sinusoid:
     """A recognised table: ``amplitude * sin / cos(frequencies * (first_position + step * row))``.
 
-    ``frequencies`` (P,) are in radians per token, pair 0 first; ``step`` is in tokens per row (or per unit of the
-    positions given): 1 unless pair 0 turns otherwise. ``sin_first`` tells whether the sine comes
-    before the cosine. ``base`` is None when ``exponent`` is "free". ``zero_rows`` are rows of zeros, left out.
-    ``max_error`` is the largest absolute error of the rebuilt table, as a share of the amplitude.
+    ``frequencies`` (P,) are in radians per token, pair 0 first; ``step`` is in tokens per row (or per unit
+    of the positions given): 1 unless pair 0 turns otherwise. ``sin_first`` tells whether the sine comes
+    before the cosine. ``base`` is None when ``exponent`` is "free". ``zero_rows`` are rows of zeros, left
+    out. ``max_error`` is the largest absolute error of the rebuilt table, as a share of the amplitude.
     """
 
     layout: Layout
@@ -61,7 +62,9 @@ def paper_frequencies(width: int, base: float = BASE) -> FloatArray:
 
 
 def tensor2tensor_frequencies(width: int, base: float = BASE) -> FloatArray:
-    """``base ** (-i / (width // 2 - 1))``: the slowest is exactly 1 / base. tensor2tensor and fairseq code."""
+    """``base ** (-i / (width // 2 - 1))``: the slowest is exactly 1 / base. tensor2tensor and fairseq
+    code.
+    """
     pairs = integer(width, "width", least=4) // 2
     return np.asarray(number(base, "base", above=1.0) ** (-np.arange(pairs) / (pairs - 1)), dtype=np.float64)
 
@@ -79,7 +82,9 @@ def concatenated(positions: npt.ArrayLike, width: int, base: float = BASE) -> Fl
 
 
 def padded(rows: int, width: int, padding_index: int | None = None, base: float = BASE) -> FloatArray:
-    """fairseq's table (rows, width): row m is position m, the padding row is zero; tokens start one past it."""
+    """The table of fairseq (rows, width): row m is position m, the padding row is zero; tokens start one past
+    it.
+    """
     table = concatenated(np.arange(integer(rows, "rows", least=1)), width, base)
     if padding_index is not None:
         table[padding_index] = 0.0
@@ -89,11 +94,11 @@ def padded(rows: int, width: int, padding_index: int | None = None, base: float 
 def identify_sinusoid(table: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> Sinusoid | None:
     """What sinusoid a table (N, D) is, from its numbers alone; None when it is none.
 
-    Layout, amplitude, frequencies, first position and step are all measured. Rows are taken as equally spaced
-    unless their ``positions`` (N,) are given, of any spacing. One token is the unit in which pair 0 turns by one
-    radian, if the frequencies are a geometric series. Of the two published exponents the one with the rounder
-    base is taken. A table that starts as a sinusoid and then leaves it is one, with a large ``max_error``.
-    Raises TheoryError on shapes that do not fit.
+    Layout, amplitude, frequencies, first position and step are all measured. Rows are taken as equally
+    spaced unless their ``positions`` (N,) are given, of any spacing. One token is the unit in which pair 0
+    turns by one radian, if the frequencies are a geometric series. Of the two published exponents the one
+    with the rounder base is taken. A table that starts as a sinusoid and then leaves it is one, with a large
+    ``max_error``. Raises TheoryError on shapes that do not fit.
     """
     values = np.asarray(table)
     if values.ndim != 2:
@@ -119,7 +124,9 @@ def identify_sinusoid(table: npt.ArrayLike, positions: npt.ArrayLike | None = No
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where a layout keeps its sines and cosines (columns (P,)), and the ``half`` of the channels it counts."""
+    """Where a layout keeps its sines and cosines (columns (P,)), and the ``half`` of the channels it
+    counts.
+    """
 
     layout: Layout
     half: int
@@ -153,7 +160,9 @@ def _read(rows: FloatArray, spots: FloatArray, columns: _Columns, width: int) ->
     return None
 
 
-def _checked(found: Sinusoid, values: npt.NDArray[np.floating], spots: FloatArray, columns: _Columns) -> Sinusoid:
+def _checked(
+    found: Sinusoid, values: npt.NDArray[np.floating], spots: FloatArray, columns: _Columns
+) -> Sinusoid:
     """The reading with its error over the whole table and the rows of zeros."""
     zero = np.flatnonzero(~values.any(axis=1))
     chosen = np.unique(np.linspace(0, values.shape[0] - 1, CHECKED_ROWS).astype(np.int64))
