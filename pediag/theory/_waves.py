@@ -28,6 +28,9 @@ SERIES_RTOL = 1e-3
 SIGMAS, NOISE_FLOOR = 6.0, 3e-6
 """A frequency may be off by so many standard errors of its fit, or by this share (float32 phases)."""
 
+PUBLISHED_BASE = 10000.0
+"""Where both exponents fit, the one with this base is meant (Vaswani et al. 1706.03762, section 3.5)."""
+
 INDEPENDENT_ROWS = 16
 """Roundings of slow pairs repeat from row to row, so more rows than this do not make a slope surer."""
 
@@ -106,7 +109,8 @@ class Wave:
 
     def _unaliased(self, slopes: FloatArray, step: float) -> FloatArray:
         """Whole turns put back into fast pairs, each predicted from the two slower ones next to it."""
-        result, turn = slopes.copy(), 2 * np.pi / step
+        result: FloatArray = slopes.copy()
+        turn = 2 * np.pi / step
         for i in range(slopes.size - 3, -1, -1):
             slow, slower = result[i + 1], result[i + 2]
             if slow * slower > 0 and abs(slow) > abs(slower) and abs(slow * slow / slower) * step > np.pi / 2:
@@ -147,7 +151,7 @@ class Wave:
         spans: list[tuple[float, Exponent]] = [(float(s), "paper") for s in dict.fromkeys(paper)]
         spans += [(float(tensor2tensor), "tensor2tensor")] if tensor2tensor else []
         guesses = [(*_base(lines, allowed, span, slope), form, span) for span, form in spans]
-        _, base, form, span = min(guesses, key=lambda g: g[0])
+        _, base, form, span = min(guesses, key=lambda g: (g[1] != PUBLISHED_BASE, g[0]))
         return step, np.asarray(base ** (-2.0 * index / span)), base, form
 
 

@@ -71,8 +71,8 @@ def bucket_starts(buckets: int, max_distance: int) -> IntArray:
 
 def _log_start(exact: int, limit: int, logs: int, k: int) -> int:
     """The smallest n with n^logs >= limit^k exact^(logs - k)."""
-    target = limit**k * exact ** (logs - k)
-    n = max(round(exact * (limit / exact) ** (k / logs)) - 1, 1)
+    target = int(limit**k) * int(exact ** (logs - k))
+    n = max(int(exact * (limit / exact) ** (k / logs)) - 1, 1)
     while n**logs < target:
         n += 1
     return n
