@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from pediag.encodings.model import Encoding
+from pediag.encodings.model import Encoding, Rotary
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _PREFIXES = {
@@ -26,6 +26,8 @@ def merge(encodings: Iterable[Encoding]) -> list[Encoding]:
         if known is not encoding:
             known.sites += [site for site in encoding.sites if site not in known.sites]
             known.leaves += [leaf for leaf in encoding.leaves if leaf not in known.leaves]
+            if isinstance(known, Rotary) and isinstance(encoding, Rotary):
+                known.applied_to = tuple(sorted({*known.applied_to, *encoding.applied_to}, key="qkv".index))
     ordered = sorted(merged.values(), key=_first_site)
     counts: dict[str, int] = {}
     for encoding in ordered:

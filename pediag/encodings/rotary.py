@@ -7,6 +7,7 @@ vectors, it is a rotation, and pairing, width, frequencies, sense and attention 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import torch
 
 from pediag.encodings import program
 from pediag.encodings.model import Encoding, Floats, Rotary, Table
+from pediag.theory.frequencies import inverse_frequencies
 from pediag.theory.recover import Recovered, identify
 from pediag.trace import Evaluator, Node, Provenance, Site, Trace, Unavailable
 from pediag.trace.graph import nodes_in
@@ -27,9 +29,14 @@ _JOINING = frozenset(
     + ("slice", "clone", "_to_copy", "expand", "neg", "getitem", "view_as_real", "view_as_complex", "complex", "write")
     + ("mutate", "real", "imag", "bmm", "alias", "t", "split", "unbind", "_reshape_alias", "flatten")
 )
+_SPLITTING = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "tensor_split"))
+_REARRANGING = _SPLITTING | frozenset(
+    ("view", "_unsafe_view", "_to_copy", "clone", "transpose", "permute", "unsqueeze", "squeeze", "getitem", "slice")
+    + ("select", "expand", "alias", "view_as_complex", "complex", "t", "_reshape_alias", "unflatten", "detach")
+)
 # Two channels turn together when their quotient before and after agrees between vectors to this, in float64.
 _CONSISTENT = 1e-6
-# An angle grows evenly when it leaves a line by less than this many radians (cosines stored in float32).
+# An angle grows evenly when it leaves a line by less than this many radians: twice what bfloat16 cosines do.
 _EVEN = 2e-4
 _EVEN_HALF = 2e-2
 _HALF = (torch.float16, torch.bfloat16)
@@ -37,9 +44,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(slots=True)
 class Region:
-    """The operations between ``before`` and ``after`` and the sites among them."""
+    """The operations between ``after`` and the values it may start from, and the sites among them."""
 
-    before: Node
+    starts: list[Node]
     after: Node
     operand: Node
     sites: list[Site]
@@ -52,8 +59,12 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
     finder = _Finder(trace)
     found: dict[object, Rotary | None] = {}
     encodings: dict[int, Rotary] = {}
+    owners: dict[int, Rotary] = {}
     for region in finder.regions():
         if all(id(site) in claimed for site in region.sites):
+            owner = owners.get(id(region.sites[0]))
+            if owner is not None:
+                _use(owner, region)
             continue
         key = finder.signature(region)
         if key not in found:
@@ -62,10 +73,15 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
         if encoding is None:
             continue
         claimed.update(id(site) for site in region.sites)
-        encoding.sites += [site for site in region.sites if site not in encoding.sites]
-        encoding.applied_to = tuple(sorted({*encoding.applied_to, *region.roles}, key="qkv".index))
+        owners.update((id(site), encoding) for site in region.sites)
+        encoding.sites += region.sites
+        _use(encoding, region)
         encodings[id(encoding)] = encoding
     return list(encodings.values())
+
+
+def _use(encoding: Rotary, region: Region) -> None:
+    encoding.applied_to = tuple(sorted({*encoding.applied_to, *region.roles}, key="qkv".index))
 
 
 class _Finder:
@@ -106,7 +122,8 @@ class _Finder:
         after = self._common_result(sites, members)
         if before is None or after is None:
             return None
-        return Region(self._real_source(before, members), after, operand, sites, self._applications(sites, members))
+        starts = self._starts(before, members, _feature_width(operand, self.trace.lengths.sequence))
+        return Region(starts or [before], after, operand, sites, self._applications(sites, members))
 
     def _local(self, operand: Node) -> set[Node]:
         """Content computed from ``operand`` back to the projections that made it."""
@@ -149,19 +166,24 @@ class _Finder:
                 return node
         return None
 
-    def _real_source(self, source: Node, members: set[Node]) -> Node:
-        """The real tensor that a complex source was packed from."""
-        while source.dtype.is_complex:
-            inputs = [node for node in source.inputs() if node in members]
+    def _starts(self, source: Node, members: set[Node], width: int) -> list[Node]:
+        """Real tensors from which ``source`` is only rearranged: first one of the head's width, then the nearest."""
+        chain = [source]
+        while chain[-1].dtype.is_complex or chain[-1].op_name in _REARRANGING:
+            inputs = [node for node in chain[-1].inputs() if node in members]
             if not inputs:
-                return source
+                break
             shared = set.intersection(*(self._closure([node], members) for node in inputs))
             if not shared:
-                return source
-            source = max(shared, key=lambda node: node.index)
-        while source.op_name in ("view", "_unsafe_view", "_to_copy", "clone") and source.shape[-1] == 2:
-            source = next(source.inputs())
-        return source
+                break
+            chain.append(max(shared, key=lambda node: node.index))
+        usable = [node for node in chain if node.op_name not in _SPLITTING] or [source]
+        real = [node for node in usable if not node.dtype.is_complex] or usable
+        whole = [node for node in real if node.shape[-1] == width and self._has_sequence(node)]
+        return list(dict.fromkeys([*whole[:1], *(node for node in real if self._has_sequence(node))][:2]))
+
+    def _has_sequence(self, node: Node) -> bool:
+        return any(size in self.trace.lengths.sequence for size in node.shape[:-1])
 
     def _applications(self, sites: list[Site], members: set[Node]) -> int:
         """How often positions are multiplied in along one path."""
@@ -194,8 +216,8 @@ class _Finder:
     def signature(self, region: Region) -> object:
         """Equal for regions that compute the same map, so that equal layers are probed once."""
         members = self._closure([region.after], self._local(region.operand))
-        ordered = sorted((n for n in members if n.index >= region.before.index), key=lambda node: node.index)
-        start = region.before.index
+        start = min(node.index for node in region.starts)
+        ordered = sorted((n for n in members if n.index >= start), key=lambda node: node.index)
         return tuple(
             (node.op_name, node.shape, node.dtype, tuple(self._operand_key(item, start) for item in node.inputs()))
             for node in ordered
@@ -209,8 +231,9 @@ class _Finder:
         given = self._positions(region)
         if given is None:
             return None
-        for end in dict.fromkeys((region.after, region.operand)):
-            probe = self._probe(region.before, end, given)
+        ends = dict.fromkeys((region.after, region.operand))
+        for start, end in itertools.product(region.starts, ends):
+            probe = self._probe(start, end, given)
             if probe is None:
                 continue
             turned = turn(*probe)
@@ -292,6 +315,9 @@ class _Finder:
         site = region.sites[0]
         position = site.position[0]
         found = identify(turned.frequencies) if turned.even else None
+        rounding = _roundoff(region)
+        if found is not None and rounding:
+            found = _formula_behind(turned, found, rounding)
         phase = program.phase(position)
         head = _feature_width(region.operand, self.trace.lengths.sequence)
         encoding = Rotary(
@@ -305,11 +331,35 @@ class _Finder:
             phase=phase,
             factor=program.frequency_factor(phase) if phase is not None else None,
             table=_table(position),
+            precision=rounding,
             source_file=site.frame.file if site.frame else None,
             source_line=site.frame.line if site.frame else None,
         )
         encoding.parameters = _parameters(encoding, found, turned, region.applications)
         return encoding
+
+
+def _roundoff(region: Region) -> float:
+    """Unit roundoff of half-precision tables that are stored, not computed; 0 when the numbers are finer."""
+    for site in region.sites:
+        for node in site.position:
+            looked = program.lookup(node)
+            dtype = looked.table.dtype if looked is not None else torch.float32
+            if dtype in _HALF:
+                return float(torch.finfo(dtype).eps) / 2
+    return 0.0
+
+
+def _formula_behind(turned: Turn, found: Recovered, rounding: float) -> Recovered:
+    """The plain formula whose rounded table this is, when its angles fit as closely as the rounding lets them."""
+    if found.base is None or found.known:
+        return found
+    frequencies = inverse_frequencies(found.base, turned.width)
+    line = np.arange(len(turned.angles))[:, None] * frequencies
+    if np.abs(turned.angles - turned.angles[0] - line).max() > 4 * rounding:
+        return found
+    turned.frequencies = np.asarray(frequencies, dtype=np.float64)
+    return identify(turned.frequencies)
 
 
 def _feature_width(operand: Node, sequence: set[int]) -> int:
@@ -355,6 +405,7 @@ class Turn:
     amplitude: float
     offset: float
     even: bool
+    angles: Floats
 
 
 def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
@@ -405,5 +456,6 @@ def _read(quotient: np.ndarray, pairing: str, width: int) -> Turn | None:
         width=width,
         amplitude=float(magnitude.mean()),
         offset=offset,
-        even=leaves <= (_EVEN if leaves < _EVEN else _EVEN_HALF),
+        even=leaves <= _EVEN_HALF,
+        angles=np.asarray(sense * angles, dtype=np.float64),
     )

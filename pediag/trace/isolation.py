@@ -87,10 +87,15 @@ def _cached_functions(model: nn.Module) -> list[Any]:
 @contextmanager
 def module_paths(model: nn.Module, place: Place) -> Iterator[None]:
     """Keep ``place.path`` at the dotted path of the module that is running."""
-    names = {id(module): name for name, module in model.named_modules()}
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
 
     def enter(module: nn.Module, args: Any) -> None:
-        place.path.append(names.get(id(module), place.path[-1]))
+        outer = place.path[-1]
+        known = names.get(id(module), [outer])
+        # A module shared by several layers goes by its name in the layer that runs it.
+        place.path.append(next((name for name in known if outer and name.startswith(f"{outer}.")), known[0]))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         place.path.pop()

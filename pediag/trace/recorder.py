@@ -290,7 +290,7 @@ class Recorder(TorchDispatchMode):
             first = next((item for item in result if isinstance(item, torch.Tensor)), None)
             if first is None:
                 return
-            parent = self._node(func, operator, bound, named, operands, first)
+            parent = self._node(func, operator, bound, named, operands, first, single=False)
             for index, item in enumerate(result):
                 if isinstance(item, torch.Tensor):
                     node, new = self.graph.add("getitem", (parent, index), {}, parent.provenance, item)
@@ -300,7 +300,7 @@ class Recorder(TorchDispatchMode):
                     self._attach(func, operator, args, kwargs, bound, named, item, node, index)
             self._notice(func, operator, parent, operands, bound, named)
 
-    def _node(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node], like: Any) -> Node:
+    def _node(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node], like: Any, single: bool = True) -> Node:
         if operator.name in SHAPE_ONLY:
             named = dict(named)
             named.pop("pin_memory", None)
@@ -320,7 +320,7 @@ class Recorder(TorchDispatchMode):
             node.module, node.host = self.place.module, host
             if provenance is not CONTENT and not self.place.constructing:
                 node.frame = user_frame()
-        if provenance is not CONTENT:
+        if provenance is not CONTENT and single:
             self._settle(node, new)
         return node
 
