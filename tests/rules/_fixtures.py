@@ -15,7 +15,8 @@ def load(stem: str, folder: str = "rules") -> ModuleType:
     name = f"fixture_of_{folder}_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{stem}.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)

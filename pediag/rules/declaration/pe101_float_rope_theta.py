@@ -56,7 +56,7 @@ LEAST_BASE = 1.0
 _SPELLING = re.compile(
     r"(?:.*_)?(?:rope|rotary)(?:_.*)?_(?:theta|base|base_freq|freq_base|base_frequency|frequency_base)s?"
 )
-"""``rope_theta``, ``rotary_emb_base``, ``rope_local_base_freq``, ``global_rope_theta``, ``rope_freq_base`` ..."""
+"""``rope_theta``, ``rotary_emb_base``, ``rope_local_base_freq``, ``global_rope_theta``, ``rope_freq_base``."""
 
 _SECTION = re.compile(r"(?:.*_)?(?:rope|rotary)(?:_.*)?")
 _IN_SECTION = frozenset(("theta", "base", "base_freq", "freq_base", "base_frequency"))
@@ -137,7 +137,7 @@ def _message(path: str, base: float) -> str:
 
 def _effect(base: float, whole: int, seq_len: int) -> str:
     if base == whole:
-        return f"None where the base is read as a float; a reader that insists on an integer refuses {base!r}."
+        return f"None where a float is read; a reader that insists on an integer refuses {base!r}."
     lost = seq_len * truncation_error(base)
     return (
         f"A reader that takes an integer keeps {whole} and turns the pairs by up to {lost:.2g} rad more at "
@@ -155,6 +155,6 @@ def _fix(path: str, base: float, whole: int) -> Fix:
     if base == whole:
         return Fix(f"Write {path} as the integer {whole}.", "safe", f'"{key}": {whole}')
     return Fix(
-        f"Keep {base!r} if the model was trained with it and check that every reader takes a float; for a model "
-        f"not yet trained write {path} as the integer {round(base)}."
+        f"Keep {base!r} if the model was trained with it and check that every reader takes a float; "
+        f"for a model not yet trained write {path} as the integer {round(base)}."
     )
