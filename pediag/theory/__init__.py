@@ -1,5 +1,4 @@
 """Closed forms of positional encodings in float64: frequencies, scalings, slopes, buckets, bounds, rounding.
 
-Knows nothing of models and imports nothing of pediag but its errors, so it can serve as an independent
-reference.
+Knows nothing of models and imports nothing of pediag but its errors: an independent reference.
 """

@@ -16,9 +16,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class TheoryError(UsageError, ValueError):
-    """A number or array that no closed form can be computed from; the message names it and what is
-    allowed.
-    """
+    """A number or array that no formula takes; the message names it and what is allowed."""
 
 
 def number(value: Any, name: str, *, above: float | None = None, least: float | None = None) -> float:

@@ -1,8 +1,7 @@
 """Reading YaRN and Llama 3 scalings off the ratios of effective to unscaled frequencies.
 
 ``g_i = w_i / base ** (-2 i / d)`` falls from 1 to 1/s: along a line in i for YaRN, along a line in the
-unscaled frequency for Llama 3. Each reading is a guess; the caller rebuilds the frequencies and keeps what
-matches.
+unscaled frequency for Llama 3. A reading is a guess that the caller must check.
 """
 
 from __future__ import annotations
@@ -85,9 +84,7 @@ def oddity(scaling: Scaling) -> int:
 
 
 def _factors(ratios: Ratios) -> Iterator[float]:
-    """The factor: from the last pairs when the ramp ended before them, else from where the ramp is
-    heading.
-    """
+    """The factor: from the last pairs when the ramp ended before them, else from where it heads."""
     g = ratios.g
     settled = g[-1] >= g[-2] * (1.0 - INTERIOR * ratios.noise)
     if settled:
@@ -160,9 +157,7 @@ def _ranges(ratios: Ratios, ramp: FloatArray, inside: IntArray) -> Iterator[tupl
 
 
 def _whole(ratios: Ratios, low: float, high: float) -> Iterator[tuple[float, float, float]]:
-    """(length, beta_fast, beta_slow) whose range is rounded outward to exactly the whole pairs low and
-    high.
-    """
+    """(length, beta_fast, beta_slow) whose range rounds outward to the whole pairs low and high."""
     least, most = ratios.length_at(high - 1) * (1 + 1e-9), ratios.length_at(high)
     first = 0.0 if low <= 0 else ratios.length_at(low)
     last = ratios.length_at(low + 1) * (1 - 1e-9)
@@ -178,9 +173,7 @@ def _whole(ratios: Ratios, low: float, high: float) -> Iterator[tuple[float, flo
 
 
 def _real(ratios: Ratios, low: float, high: float) -> Iterator[tuple[float, float, float]]:
-    """(length, beta_fast, 1) of an unrounded range; at low = 0 beta_fast is out of sight and taken as
-    default.
-    """
+    """(length, beta_fast, 1) of an unrounded range; at low = 0 beta_fast cannot be seen: the default."""
     length = ratios.length_at(high)
     fast = BETA_FAST if low <= 1e-9 else length / ratios.length_at(low)
     for snap in SNAPS:

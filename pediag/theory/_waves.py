@@ -16,8 +16,7 @@ from pediag.theory._nice import DIGITS, oddness, rounded, simplest
 Exponent = Literal["paper", "tensor2tensor", "free"]
 
 RESIDUAL_RTOL = 0.02
-"""Pairs keep to a circle within this share of its radius: five bfloat16 roundings; unrelated numbers leave
-about 1."""
+"""Pairs keep to a circle within this share of its radius: five bfloat16 roundings."""
 
 LEAST_TURN = 0.02
 """Radians that the fastest pair must turn in all: a constant turns by none."""
@@ -43,9 +42,7 @@ POSITION_ATOL = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Frequencies (P,) in radians per token, the position of the first row and the tokens per unit of its
-    spots.
-    """
+    """Frequencies (P,) in radians per token, first row's position, tokens per unit of the spots."""
 
     frequencies: FloatArray
     first: float

@@ -1,5 +1,4 @@
-"""ALiBi: the published slopes for any number of heads, and the forms of the bias that softmax cannot tell
-apart.
+"""ALiBi: the published slopes for any number of heads, and the equivalent forms of the bias.
 
 Press, Smith and Lewis, "Train Short, Test Long" (2108.12409).
 """
@@ -47,8 +46,7 @@ def bias(
     """The bias (H, N, M) for query positions (N,) and key positions (M,), in tokens.
 
     "relative" is -s (i - j); "symmetric" -s |i - j|; "key" s j; "last-key" s (j - last). On past keys all
-    four differ by a constant per row, which softmax ignores; only "symmetric" suits attention that sees the
-    future.
+    four differ by a constant per row, which softmax ignores; only "symmetric" suits a model that sees ahead.
     """
     s = vector(head_slopes, "head_slopes")[:, None, None]
     i = vector(queries, "queries")[None, :, None]

@@ -1,5 +1,4 @@
-"""Relative positions as a small set of codes: T5's buckets and Shaw's clip, and how to know them from their
-map.
+"""Relative positions as a small set of codes: T5's buckets and Shaw's clip, known from their map.
 
 An offset is key position minus query position, in tokens: negative in the past.
 """
@@ -86,8 +85,7 @@ def t5_bucket(
 ) -> IntArray:
     """T5's bucket of each offset (tokens), int64 in the shape of ``offsets``.
 
-    Bidirectional maps give the second half of the buckets to the future; unidirectional ones send it to
-    bucket 0.
+    Bidirectional maps give the future the second half of the buckets; unidirectional ones bucket 0.
     """
     offset = np.asarray(offsets)
     if bidirectional and integer(num_buckets, "num_buckets", least=4) % 2:
@@ -194,9 +192,7 @@ def _bucket_counts(codes: IntArray, first_repeat: int) -> Iterator[int]:
 
 
 def _limits(codes: IntArray, count: int) -> list[int]:
-    """The max_distances consistent with every bucket start seen, the roundest one alone; empty when none
-    is.
-    """
+    """The max_distances consistent with every bucket start seen, the roundest alone; or empty."""
     exact, logs = count // 2, count - count // 2
     low, high = exact + 1, LONGEST_DISTANCE
     for k in range(1, logs):

@@ -30,7 +30,7 @@ RAMP_GUARD = 1e-3
 def inverse_frequencies(base: float, width: int) -> FloatArray:
     """``w_i = base ** (-2 i / width)`` for i = 0 .. width/2 - 1, shape (width/2,), radians per token.
 
-    Su et al., RoFormer (2104.09864), equation 15. Raises TheoryError on an odd width or a base not above 1.
+    Su et al., RoFormer (2104.09864), section 3.2.2. Raises TheoryError on an odd width or a base not above 1.
     """
     width = even(width, "width")
     base = number(base, "base", above=1.0)
@@ -46,13 +46,13 @@ def periods(frequencies: npt.ArrayLike) -> FloatArray:
 
 
 def linear(base: float, width: int, factor: float) -> FloatArray:
-    """Position interpolation: ``w_i / factor``. Chen et al. (2306.15595), equation 4."""
+    """Position interpolation: ``w_i / factor``. Chen et al. (2306.15595), section 2.3."""
     return inverse_frequencies(base, width) / number(factor, "factor", above=0.0)
 
 
 def ntk_base(base: float, width: int, factor: float) -> float:
-    """The larger base of NTK-aware scaling, ``base * factor ** (d / (d - 2))``: the slowest pair is exactly
-    /factor.
+    """The base of NTK-aware scaling, ``base * factor ** (d / (d - 2))``: the slowest pair is exactly w /
+    factor.
 
     bloc97 (2023), restated in YaRN (2309.00071), section 3.1. Raises TheoryError below a width of 4.
     """
@@ -83,7 +83,7 @@ def dynamic_ntk(base: float, width: int, factor: float, length: float, trained_l
 def yarn_dimension(rotations: float, base: float, width: int, original_length: float) -> float:
     """The real-valued pair index that turns ``rotations`` times over ``original_length`` tokens.
 
-    ``c(r) = d ln(L0 / (2 pi r)) / (2 ln base)``; YaRN (2309.00071), equation 17 solved for the pair.
+    ``c(r) = d ln(L0 / (2 pi r)) / (2 ln base)``; YaRN (2309.00071), section 3.2, solved for the pair.
     """
     length = number(original_length, "original_length", above=0.0)
     turns = number(rotations, "rotations", above=0.0)
@@ -149,8 +149,7 @@ def llama3(
     high_freq_factor: float,
     original_length: float,
 ) -> FloatArray:
-    """Llama 3.1 scaling: periods above L0/low are divided, below L0/high kept, blended linearly in 1/period
-    between.
+    """Llama 3.1 scaling: periods above L0/low divided, below L0/high kept, between blended in 1/period.
 
     Meta's published model code (2024). Equal factors make a step, which Llama 4 Scout ships. Raises
     TheoryError when low exceeds high.
@@ -169,10 +168,9 @@ def llama3(
 
 
 def longrope(base: float, width: int, factors: Sequence[float] | npt.ArrayLike) -> FloatArray:
-    """LongRoPE: each pair divided by its own searched factor. Ding et al. (2402.13753), equation 3.
+    """LongRoPE: each pair divided by its own searched factor. Ding et al. (2402.13753).
 
-    ``factors`` has width/2 positive entries: the short list up to the original length, the long list above
-    it.
+    ``factors`` has width/2 positive entries: the short list up to the original length, else the long one.
     """
     plain = inverse_frequencies(base, width)
     divisors = vector(factors, "factors")
@@ -212,8 +210,8 @@ def _fraction(value: float) -> float:
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
-    """``0.1 mscale ln(factor) + 1`` on cos and sin (logits get its square); 1 for factor <= 1. YaRN equation
-    22.
+    """``0.1 mscale ln(factor) + 1`` on cos and sin (squared on logits); 1 for factor <= 1. YaRN, section
+    3.4.
     """
     scale = number(factor, "factor", above=0.0)
     return 1.0 if scale <= 1.0 else 0.1 * number(mscale, "mscale") * math.log(scale) + 1.0
@@ -303,8 +301,8 @@ def _ntk(base: float, width: int, keys: Mapping[str, Any], length: float | None)
 
 
 def _dynamic(base: float, width: int, keys: Mapping[str, Any], length: float | None) -> FloatArray:
-    name = "max_position_embeddings"
-    trained = _need(keys, name) if keys.get(name) else _need(keys, "original_max_position_embeddings")
+    names = ("max_position_embeddings", "original_max_position_embeddings")
+    trained = _need(keys, next((name for name in names if keys.get(name)), names[0]))
     return dynamic_ntk(base, width, _need(keys, "factor"), length or trained, trained)
 
 

@@ -1,7 +1,7 @@
 """How far a rotary encoding can tell a similar key from a random one, and which base would reach a length.
 
 For query and key parts that are independent and alike, the expected advantage of the similar key at distance
-m is proportional to ``B(m) = sum_i cos(m w_i)`` (Men, Xu et al. 2405.14591, theorem 1). B(m) < 0 means that
+m is proportional to ``B(m) = sum_i cos(m w_i)`` (Men, Xu et al. 2405.14591). B(m) < 0 means that
 the model prefers a random key there. A pair that does not turn adds 1.
 """
 
@@ -29,8 +29,7 @@ FINE_UNTIL, COARSE_STEP = 1000.0, 1e-2
 """Past this many times the length (tokens) the grid is coarser: only widths below 32 get there."""
 
 FIRST_BASE = 1.0
-"""First base tried, per token of length: the bound for infinite width is 1.62 (Su), a finite one needs
-more."""
+"""First base tried, per token of length: 1.62 is the bound for infinite width (Su)."""
 
 DIPS, NEAR = 12, 8
 """How many dips of B are followed from base to base, and how far around each it is looked for (tokens)."""
@@ -83,7 +82,7 @@ def smallest_adequate_base(width: int, length: int) -> float | None:
 
     Above it there are bases that fail again, so a base must be judged by :func:`first_negative`, never by
     comparing it with this one. Found on a logarithmic grid, refined by bisection, verified by
-    :func:`first_negative`. Men et al. 2405.14591, table 2; Su, kexue.fm/archives/10122.
+    :func:`first_negative`. Men et al. 2405.14591; Su, kexue.fm/archives/10122.
     """
     width, length = even(width, "width"), integer(length, "length", least=2)
     base = below = max(length * FIRST_BASE, 2.0)
@@ -99,9 +98,7 @@ def smallest_adequate_base(width: int, length: int) -> float | None:
 
 
 def _dips(w: FloatArray, length: int) -> list[int]:
-    """Where B is most negative in the lowest blocks below ``length``, deepest first; empty when it never
-    is.
-    """
+    """Where B is most negative in the lowest blocks, deepest first; empty when it never is."""
     lows: list[tuple[float, int]] = []
     for start, values in _blocks(w, length):
         for offset in range(0, values.size, BLOCK):
@@ -111,9 +108,7 @@ def _dips(w: FloatArray, length: int) -> list[int]:
 
 
 def _still_negative(w: FloatArray, length: int, dips: list[int]) -> bool:
-    """Whether B < 0 close to a dip of a slightly smaller base; moves the dip that is to the front, as it
-    drifts.
-    """
+    """Whether B < 0 near a dip of a slightly smaller base; that dip is moved and put first."""
     for k, m in enumerate(dips):
         near = np.arange(max(m - NEAR, 1), min(m + 2 * NEAR, length), dtype=np.float64)
         values = advantage(w, near)

@@ -1,6 +1,4 @@
-"""What rotary frequencies are: base and scaling recovered from the numbers alone, or compared with a
-declaration.
-"""
+"""What rotary frequencies are: base and scaling from the numbers alone, or their distance from a config."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ class Recovered:
     llama3, proportional or unknown. ``base`` is the best fit when unknown, None when there is nothing to
     fit. ``width`` is the number of channels (2 per pair) over which the exponents run.
     ``max_relative_error`` is against the float64 rebuild. ``precision`` is the coarsest format that holds
-    every value. ``alternatives`` are scalings of other types, with their ``rope_theta``, that give the same
-    numbers.
+    every value. ``alternatives`` are other types, with their ``rope_theta``, that give the same numbers.
     """
 
     base: float | None
@@ -73,9 +70,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Distance of frequencies from a declaration; ``phase_error`` in radians at the position asked for, else
-    None.
-    """
+    """Distance of frequencies from a declaration; ``phase_error`` in radians if a position was given."""
 
     max_relative_error: float
     pair: int
@@ -83,8 +78,7 @@ class Comparison:
 
 
 def recover_base(frequencies: npt.ArrayLike) -> float:
-    """The base of frequencies (r/2,) in radians per token, by a log-linear fit, snapped to the roundest that
-    fits.
+    """The base of frequencies (r/2,) in radians per token: a log-linear fit, snapped to a round number.
 
     A common factor is allowed; other scalings are not: use :func:`identify`. Raises TheoryError with fewer
     than two pairs, or on numbers that are not positive and finite.
@@ -159,9 +153,7 @@ def compare(
 
 
 def ntk_reading(base: float, width: int) -> tuple[float, float] | None:
-    """(plain base, factor) when ``base`` is NTK-aware scaling of a common base by a common factor, else
-    None.
-    """
+    """(plain base, factor) when ``base`` is NTK-aware scaling of a common base, else None."""
     width = even(width, "width")
     base = number(base, "base", above=1.0)
     if width < 4:
@@ -183,9 +175,7 @@ class _Series:
     precision: str
 
     def fit(self, pairs: npt.NDArray[Any]) -> tuple[float, float]:
-        """(ln base, -ln c) over ``pairs``; c is 1 when w_0 is. Numbers below the normal range are left
-        out.
-        """
+        """(ln base, -ln c) over ``pairs``; c is 1 when w_0 is. Subnormal numbers are left out."""
         normal = pairs[self.w[pairs] >= format_of(self.precision).smallest_normal]
         normal = normal if normal.size >= 2 else pairs[:2]
         x, y = 2.0 * normal / self.width, -np.log(self.w[normal])
@@ -261,9 +251,7 @@ def _guesses(w: FloatArray, turning: int, precision: str) -> Iterator[Guess]:
 
 
 def _uniform(w: FloatArray, turning: int, width: int, precision: str) -> Iterator[Guess]:
-    """One series for all turning pairs: default, linear, proportional, or a narrower width padded with
-    zeros.
-    """
+    """One series for all turning pairs: default, linear, proportional, or padded with zeros."""
     series = _Series(w[:turning], width, precision)
     pairs = np.arange(turning)
     factor = 1.0

@@ -1,5 +1,4 @@
-"""What a number format does to positions, frequencies and tables: roundoff, exact ranges, exact rounding,
-tolerances.
+"""What a number format does to positions, frequencies and tables: roundoff, exact ranges, tolerances.
 
 Formats are named as PyTorch names them ("float32", with or without "torch."), plus "tf32": the 11-bit
 significand to which tensor cores round the inputs of a float32 matrix product.
@@ -19,9 +18,7 @@ from pediag.theory._checks import FloatArray, TheoryError, number, vector
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format: significand bits (hidden one included) and exponents of normal
-    numbers.
-    """
+    """A binary floating-point format: significand bits (with the hidden one), normal exponents."""
 
     bits: int
     least_exponent: int
@@ -97,7 +94,8 @@ def round_to(values: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
     """
     form = format_of(dtype)
     given = np.asarray(values)
-    x = given.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        x = given.astype(np.float64)
     finite = np.isfinite(x)
     exponent = np.frexp(np.where(finite, x, 0.0))[1] - 1
     quantum = np.maximum(exponent, form.least_exponent) - (form.bits - 1)
@@ -132,8 +130,7 @@ def table_tolerance(
 ) -> FloatArray:
     """Largest absolute error of a cos or sin at ``position`` (tokens) of a table computed in float32.
 
-    ``4 (u_out / 2 + (2 + 1.5 ln base) 2^-24 m w)``; it loosens with m, so judge at m <= 4096. Shapes
-    broadcast.
+    ``4 (u_out / 2 + (2 + 1.5 ln base) 2^-24 m w)``; it loosens with m: judge at m <= 4096. Shapes broadcast.
     """
     phase = np.abs(np.asarray(position, dtype=np.float64) * np.asarray(frequency, dtype=np.float64))
     growth = (2.0 + 1.5 * math.log(number(base, "base", above=1.0))) * 2.0**-24

@@ -1,7 +1,6 @@
 """Sinusoidal position tables in their published forms, and how to know one from its numbers.
 
-Position m and frequency w_i (radians per token) give one sine and one cosine of ``m w_i`` per pair of
-channels.
+Position m and frequency w_i (radians per token) give a pair of channels: sine and cosine of ``m w_i``.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pediag.theory._checks import FloatArray, IntArray, TheoryError, integer, number, vector
-from pediag.theory._waves import Exponent, Wave
+from pediag.theory._waves import PUBLISHED_BASE, Exponent, Wave
 from pediag.theory.frequencies import cos_sin
 
 Layout = Literal["interleaved", "concatenated"]
-
-BASE = 10000.0
-"""Vaswani et al. (1706.03762), section 3.5."""
 
 LEAST_ROWS = 4
 """Fewer rows than this show no turning."""
@@ -55,34 +51,34 @@ class Sinusoid:
     zero_rows: tuple[int, ...] = ()
 
 
-def paper_frequencies(width: int, base: float = BASE) -> FloatArray:
+def paper_frequencies(width: int, base: float = PUBLISHED_BASE) -> FloatArray:
     """``base ** (-2 i / width)`` for i < ceil(width / 2); an odd width keeps its last sine. Section 3.5."""
     width = integer(width, "width", least=2)
     return np.asarray(number(base, "base", above=1.0) ** (-np.arange(0, width, 2) / width), dtype=np.float64)
 
 
-def tensor2tensor_frequencies(width: int, base: float = BASE) -> FloatArray:
-    """``base ** (-i / (width // 2 - 1))``: the slowest is exactly 1 / base. tensor2tensor and fairseq
-    code.
-    """
+def tensor2tensor_frequencies(width: int, base: float = PUBLISHED_BASE) -> FloatArray:
+    """``base ** (-i / (width // 2 - 1))``: the slowest is 1 / base. tensor2tensor, fairseq."""
     pairs = integer(width, "width", least=4) // 2
     return np.asarray(number(base, "base", above=1.0) ** (-np.arange(pairs) / (pairs - 1)), dtype=np.float64)
 
 
-def interleaved(positions: npt.ArrayLike, width: int, base: float = BASE) -> FloatArray:
+def interleaved(positions: npt.ArrayLike, width: int, base: float = PUBLISHED_BASE) -> FloatArray:
     """The paper's table (N, width): sines in even channels, cosines in odd ones."""
     cos, sin = cos_sin(paper_frequencies(width, base), positions)
     return np.stack([sin, cos], axis=-1).reshape(sin.shape[0], -1)[:, :width]
 
 
-def concatenated(positions: npt.ArrayLike, width: int, base: float = BASE) -> FloatArray:
+def concatenated(positions: npt.ArrayLike, width: int, base: float = PUBLISHED_BASE) -> FloatArray:
     """tensor2tensor's table (N, width): all sines, then all cosines, a zero column last at an odd width."""
     cos, sin = cos_sin(tensor2tensor_frequencies(width, base), positions)
     return np.concatenate([sin, cos, np.zeros((sin.shape[0], width % 2))], axis=1)
 
 
-def padded(rows: int, width: int, padding_index: int | None = None, base: float = BASE) -> FloatArray:
-    """The table of fairseq (rows, width): row m is position m, the padding row is zero; tokens start one past
+def padded(
+    rows: int, width: int, padding_index: int | None = None, base: float = PUBLISHED_BASE
+) -> FloatArray:
+    """The table of fairseq (rows, width): row m is position m, the padding row is zero, tokens start past
     it.
     """
     table = concatenated(np.arange(integer(rows, "rows", least=1)), width, base)
@@ -97,8 +93,8 @@ def identify_sinusoid(table: npt.ArrayLike, positions: npt.ArrayLike | None = No
     Layout, amplitude, frequencies, first position and step are all measured. Rows are taken as equally
     spaced unless their ``positions`` (N,) are given, of any spacing. One token is the unit in which pair 0
     turns by one radian, if the frequencies are a geometric series. Of the two published exponents the one
-    with the rounder base is taken. A table that starts as a sinusoid and then leaves it is one, with a large
-    ``max_error``. Raises TheoryError on shapes that do not fit.
+    with base 10000 is taken, else the one with the rounder base. A table that starts as a sinusoid and then
+    leaves it is one, with a large ``max_error``. Raises TheoryError on shapes that do not fit.
     """
     values = np.asarray(table)
     if values.ndim != 2:
@@ -124,9 +120,7 @@ def identify_sinusoid(table: npt.ArrayLike, positions: npt.ArrayLike | None = No
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where a layout keeps its sines and cosines (columns (P,)), and the ``half`` of the channels it
-    counts.
-    """
+    """Where a layout keeps its sines and cosines, columns (P,), and the ``half`` it counts."""
 
     layout: Layout
     half: int

@@ -1,4 +1,4 @@
-"""T5 buckets and Shaw clips against exact tables and an independent float formula, and their identification."""
+"""T5 buckets and Shaw clips against exact tables and a float formula, and their identification."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_scalings_agree_with_transformers(declared: dict[str, Any], length: int 
     [
         (lambda: fr.inverse_frequencies(10000, 7), "even width"),
         (lambda: fr.inverse_frequencies(1, 8), "above 1"),
-        (lambda: fr.inverse_frequencies("10000", 8), "base"),
+        (lambda: fr.inverse_frequencies("10000", 8), "base"),  # type: ignore[arg-type]
         (lambda: fr.inverse_frequencies(float("nan"), 8), "finite"),
         (lambda: fr.ntk(10000, 2, 4), "two pairs"),
         (lambda: fr.yarn_range(10000, 64, 4096, 1, 32), "swap"),
