@@ -1,0 +1,417 @@
+"""Recognises what is added to (or joined beside) content: sinusoids and stored tables, from their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pediag.encodings.model import Encoding, Floats, Learned, Sinusoidal, Table, Unrecognised
+from pediag.encodings.program import (
+    Lookup,
+    Term,
+    arranged,
+    frequency_factor,
+    leaf_names,
+    lookup,
+    parts,
+    phase,
+    summands,
+    token_axis,
+)
+from pediag.theory.sinusoid import LEAST_ROWS, Sinusoid, identify_sinusoid
+from pediag.trace.evaluate import Unavailable
+from pediag.trace.graph import Node, Site
+from pediag.trace.recorder import varies
+from pediag.trace.session import Trace
+
+ENOUGH_ROWS = 32
+"""With fewer rows in the value itself, the rows of the table that it reads are looked at instead."""
+
+RANK_ONE_RTOL = 1e-3
+"""A phase is coordinate x frequency when no entry is further from that than this share of its largest."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A feature range of one summand: its numbers (T, D) if known, how it reads a table, and its own program."""
+
+    node: Node
+    numbers: Floats | None
+    read: Lookup | None
+    axis: str
+
+
+def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
+    """One encoding per summand and piece of every additive site that is not in ``claimed`` (ids of sites).
+
+    Adds the ids of the sites it explains to ``claimed``. Sites with one position value share its encodings.
+    """
+    known: dict[Node, list[Encoding]] = {}
+    for site in trace.graph.sites:
+        if site.kind != "additive" or id(site) in claimed or not _beside(trace, site):
+            continue
+        claimed.add(id(site))
+        for node in site.position:
+            if node not in known:
+                known[node] = [encoding for term in summands(node) for encoding in _of_term(trace, term)]
+            for encoding in known[node]:
+                attach(encoding, site)
+    return [encoding for encodings in known.values() for encoding in encodings]
+
+
+def attach(encoding: Encoding, site: Site) -> None:
+    """Record that ``encoding`` enters at ``site``; the first site gives its place in the source."""
+    encoding.sites.append(site)
+    if site.module not in encoding.modules:
+        encoding.modules.append(site.module)
+    if encoding.source_file is None and site.frame is not None:
+        encoding.source_file, encoding.source_line = site.frame.file, site.frame.line
+
+
+def _beside(trace: Trace, site: Site) -> bool:
+    """Whether a join is a sum, or a concatenation of features rather than of tokens."""
+    if site.op not in ("cat", "stack"):
+        return True
+    args = site.result.args
+    axis = args[1] if len(args) > 1 else 0
+    shape = site.result.shape
+    return site.op == "cat" and axis in (-1, len(shape) - 1) and shape[-1] not in trace.lengths.sequence
+
+
+def _of_term(trace: Trace, term: Term) -> Iterator[Encoding]:
+    """The encodings of one summand; none when its numbers do not move."""
+    if not term.node.dtype.is_floating_point:
+        yield _unrecognised(term.node, "sequence")
+        return
+    yield from _of_piece(trace, _whole(trace, term))
+
+
+def _whole(trace: Trace, term: Term) -> _Piece:
+    read = lookup(trace, term)
+    try:
+        value = term.value(trace.value)
+    except Unavailable:
+        return _Piece(term.node, None, read, read.tokens if read else "sequence")
+    where = token_axis(value, trace.lengths)
+    if where is not None:
+        return _Piece(term.node, arranged(value, where[0], trace.lengths.batch), read, where[1])
+    return _Piece(term.node, np.zeros((0, 0)), read, read.tokens if read else "sequence")
+
+
+def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
+    if piece.numbers is not None and not piece.numbers.size and not _trained(piece.read):
+        return
+    found = _sinusoid(trace, piece)
+    if found is not None:
+        yield found
+        return
+    if piece.read is not None and piece.read.stored:
+        yield _learned(piece, piece.read)
+        return
+    smaller = list(_split(trace, piece))
+    inner = [encoding for part in smaller for encoding in _of_piece(trace, part)]
+    if inner and not all(isinstance(encoding, Unrecognised) for encoding in inner):
+        yield from inner
+    else:
+        yield _unrecognised(piece.node, piece.axis)
+
+
+def _trained(read: Lookup | None) -> bool:
+    return read is not None and read.leaf.trainable
+
+
+def _split(trace: Trace, piece: _Piece) -> Iterator[_Piece]:
+    """The pieces that a value is concatenated from, each with its own columns of the numbers."""
+    ranges = parts(piece.node)
+    if len(ranges) < 2:
+        return
+    for node, start, end in ranges:
+        numbers = piece.numbers
+        if numbers is not None and numbers.shape[-1] == ranges[-1][2]:
+            numbers = numbers[:, start:end]
+            if not np.any(numbers != numbers[:1]):
+                numbers = np.zeros((0, 0))
+        yield _Piece(node, numbers, lookup(trace, node), piece.axis)
+
+
+# -- sinusoids ------------------------------------------------------------------------------------------------
+
+
+def _sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:
+    """The sinusoid that a piece is, by its own rows, by the table it reads, or by the coordinates of its phase."""
+    numbers, read = piece.numbers, piece.read
+    found: Sinusoid | None = None
+    if numbers is not None and numbers.shape[0] >= LEAST_ROWS and numbers.shape[1] >= 2:
+        if piece.axis == "sequence" and (read is None or read.consecutive) and len(numbers) >= ENOUGH_ROWS:
+            found = identify_sinusoid(numbers)
+        if found is None:
+            found = _by_coordinates(trace, piece.node, numbers)
+    if found is None and read is not None:
+        found = _by_table(trace, read)
+    if found is None and numbers is not None and len(numbers) < ENOUGH_ROWS and numbers.size:
+        found = identify_sinusoid(numbers)
+    if found is None:
+        return None
+    return _sinusoidal(piece, found)
+
+
+def _by_table(trace: Trace, read: Lookup) -> Sinusoid | None:
+    try:
+        table = trace.value(read.table)
+    except Unavailable:
+        return None
+    if not table.is_floating_point() or not varies(table, read.axis):
+        return None
+    return identify_sinusoid(arranged(table, read.axis))
+
+
+def _by_coordinates(trace: Trace, node: Node, numbers: Floats) -> Sinusoid | None:
+    """The sinusoid of positions that the phase program shows: times, or coordinates on a page or a grid."""
+    where = coordinates(trace, node)
+    if where is None or len(where) != len(numbers):
+        return None
+    spots, first = np.unique(where, return_index=True)
+    if len(spots) < LEAST_ROWS:
+        return None
+    return identify_sinusoid(numbers[first], spots)
+
+
+def coordinates(trace: Trace, node: Node) -> Floats | None:
+    """(T,) positions, in tokens or the model's own unit, when the phase of a program is position x frequency."""
+    angle = phase(node)
+    if angle is None:
+        return None
+    try:
+        value = trace.value(angle)
+        where = token_axis(value, trace.lengths)
+        if where is None or not value.is_floating_point():
+            return None
+        phases = arranged(value, where[0], trace.lengths.batch)
+        factor = _frequencies(trace, angle, phases.shape[1])
+    except Unavailable:
+        return None
+    return _rank_one(phases, factor)
+
+
+def _frequencies(trace: Trace, angle: Node, width: int) -> Floats | None:
+    factor = frequency_factor(angle)
+    if factor is None or factor.numel != width:
+        return None
+    return np.asarray(trace.value(factor).double().flatten().numpy(), dtype=np.float64)
+
+
+def _rank_one(phases: Floats, frequencies: Floats | None) -> Floats | None:
+    """Coordinates (T,) of phases (T, P) = coordinate x frequency; pair 0 turns by one radian if nothing else is known."""
+    if frequencies is None:
+        row = phases[int(np.abs(phases[:, 0]).argmax())]
+        if row[0] == 0:
+            return None
+        frequencies = row / row[0]
+    where = phases @ frequencies / (frequencies @ frequencies)
+    off = np.abs(phases - np.outer(where, frequencies)).max()
+    largest = np.abs(phases).max()
+    return np.asarray(where) if largest > 0 and off <= RANK_ONE_RTOL * largest else None
+
+
+def _sinusoidal(piece: _Piece, found: Sinusoid) -> Sinusoidal:
+    read, numbers = piece.read, piece.numbers
+    amplitude = found.amplitude
+    if numbers is not None and numbers.size:
+        # Half the mean square of a row is the square of the amplitude, whatever the frequencies.
+        row = np.square(numbers).mean(axis=1)
+        amplitude = _snapped(float(np.sqrt(2.0 * row[row > 0].mean())), amplitude)
+    angle = phase(piece.node)
+    table = _table(read) if read is not None and read.stored else None
+    encoding = Sinusoidal(
+        frequencies=np.asarray(found.frequencies * found.step, dtype=np.float64),
+        width=found.width,
+        layout=found.layout,
+        amplitude=amplitude,
+        table=table,
+        phase=angle,
+        factor=frequency_factor(angle) if angle is not None else None,
+    )
+    first = read.first if read is not None and read.stored else None
+    encoding.parameters = _described(found, amplitude, first)
+    return _finish(encoding, piece, _sinusoid_title(found, amplitude))
+
+
+def _snapped(measured: float, known: float) -> float:
+    """``known`` when it explains the measured amplitude, else the measured one, to six and four digits."""
+    return float(f"{known:.6g}") if abs(measured - known) <= 0.02 * abs(known) else float(f"{measured:.4g}")
+
+
+def _described(found: Sinusoid, amplitude: float, row: int | None) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "base": found.base,
+        "exponent": found.exponent,
+        "layout": found.layout,
+        "sin_first": found.sin_first,
+        "width": found.width,
+        "amplitude": amplitude,
+        "first_position": found.first_position,
+    }
+    if found.step != 1.0:
+        parameters["step"] = found.step
+    if row:
+        parameters["first_row"] = row
+    return parameters
+
+
+def _sinusoid_title(found: Sinusoid, amplitude: float) -> str:
+    base = f"base {found.base:g}" if found.base is not None else "free frequencies"
+    scaled = f", amplitude {amplitude:g}" if amplitude != 1.0 else ""
+    return f"sinusoidal, {base}, {found.layout}, width {found.width}{scaled}"
+
+
+# -- the rest -------------------------------------------------------------------------------------------------
+
+
+def _table(read: Lookup) -> Table:
+    return Table(leaf=read.leaf, rows=read.rows, first=read.first, by=read.by)
+
+
+def _learned(piece: _Piece, read: Lookup) -> Learned:
+    width = piece.numbers.shape[1] if piece.numbers is not None and piece.numbers.size else _width(read)
+    encoding = Learned(table=_table(read), width=width)
+    encoding.parameters = {
+        "rows": read.rows,
+        "width": width,
+        "first_row": read.first,
+        "by": read.by,
+        "trainable": read.leaf.trainable,
+    }
+    word = "learned" if read.leaf.trainable else "stored table"
+    after = f", from row {read.first}" if read.first else ""
+    return _finish(encoding, piece, f"{word}, {read.rows:,} rows{after}, width {width}")
+
+
+def _width(read: Lookup) -> int:
+    sizes = [size for axis, size in enumerate(read.table.shape) if axis != read.axis and size > 1]
+    return sizes[-1] if sizes else 1
+
+
+def _unrecognised(node: Node, axis: str) -> Unrecognised:
+    encoding = Unrecognised(kind="additive")
+    return _finish(encoding, _Piece(node, None, None, axis), "unrecognised signal added to content")
+
+
+def _finish(encoding: Any, piece: _Piece, title: str) -> Any:
+    encoding.node, encoding.title = piece.node, title
+    encoding.leaves = leaf_names(piece.node)
+    if piece.axis == "batch":
+        encoding.parameters["axis"] = "batch"
+    return encoding
+
+
+# -- positions along a wrong axis -----------------------------------------------------------------------------
+
+
+def find_misplaced(trace: Trace) -> list[Encoding]:
+    """Position tables that are joined with token content along an axis that holds no tokens: the heads, say.
+
+    Silent on constants that are no table of sines and cosines over some axis of more than two entries.
+    """
+    known: dict[Node, Encoding | None] = {}
+    for site in trace.graph.constant_sites:
+        if not any(size in trace.lengths.sequence for size in site.result.shape):
+            continue
+        node = site.position[0]
+        if node not in known:
+            known[node] = _misplaced(trace, site, node)
+        encoding = known[node]
+        if encoding is not None:
+            attach(encoding, site)
+    return [encoding for encoding in known.values() if encoding is not None]
+
+
+def _misplaced(trace: Trace, site: Site, node: Node) -> Encoding | None:
+    try:
+        value = trace.value(node)
+    except Unavailable:
+        return None
+    for axis in range(value.dim() - 1):
+        size = value.shape[axis]
+        if size <= 2 or size in trace.lengths.moving or not varies(value, axis):
+            continue
+        looks = _looks_like(arranged(value, axis), _ramped(trace, node, size))
+        if looks:
+            place = axis + len(site.result.shape) - value.dim()
+            return _wrong_axis(node, place, size, looks)
+    return None
+
+
+def _wrong_axis(node: Node, axis: int, size: int, looks: str) -> Unrecognised:
+    encoding = Unrecognised(kind="misplaced", node=node, leaves=leaf_names(node))
+    encoding.parameters = {"axis": axis, "size": size, "looks_like": looks}
+    encoding.title = f"{looks} laid along axis {axis} of {size} entries, which holds no tokens"
+    return encoding
+
+
+def _looks_like(table: Any, ramped: bool) -> str | None:
+    """What positions 0, 1, ... along the first axis of ``table`` make it: "rotary table", "sinusoid" or neither."""
+    if np.iscomplexobj(table):
+        return "rotary table" if _turns(table) else None
+    if len(table) >= LEAST_ROWS and table.shape[1] >= LEAST_ROWS and identify_sinusoid(table) is not None:
+        return "sinusoid"
+    waves = table.shape[1] >= LEAST_ROWS and _waves(table, exact=ramped)
+    return "rotary table" if waves else None
+
+
+def _turns(table: Any) -> bool:
+    """Whether complex columns all start at one angle and turn by a constant angle a row, differing by column."""
+    if not np.allclose(np.abs(table), np.abs(table[:1]), rtol=1e-2) or not np.abs(table).min() > 0:
+        return False
+    steps = table[1:] / table[:-1]
+    return bool(np.abs(steps - steps[:1]).max() < 0.02 and np.ptp(np.angle(steps[0])) > 0.02)
+
+
+def _waves(table: Floats, exact: bool) -> bool:
+    """Whether columns obey ``x[m+1] + x[m-1] = 2 cos(w) x[m]`` from a cosine's or a sine's start at 0, w falling.
+
+    With three rows a sine has no equation left to test it by, so a program that computes it (``exact``) must show it.
+    """
+    scale = np.abs(table).max()
+    if not np.isfinite(scale) or scale == 0 or (len(table) < LEAST_ROWS and not exact):
+        return False
+    unit = table / scale
+    starts_at_one = np.abs(unit[0] - unit[0, 0]).max() < 0.01 and abs(unit[0, 0]) > 0.5
+    unit = unit / unit[0, 0] if starts_at_one else unit
+    if not starts_at_one and np.abs(unit[0]).max() > 0.01:
+        return False
+    middle = unit[1:-1]
+    cosines = (middle * (unit[2:] + unit[:-2])).sum(axis=0) / (2 * np.maximum((middle * middle).sum(axis=0), 1e-12))
+    if starts_at_one:
+        cosines = unit[1]
+    off = np.abs(unit[2:] + unit[:-2] - 2 * cosines * middle).max()
+    return bool(off < 0.02 and np.abs(cosines).max() < 1.02 and _falls(cosines))
+
+
+def _falls(cosines: Floats) -> bool:
+    """Whether the frequencies of one half of the columns, or of every second one, fall all the way."""
+    rates = np.arccos(np.clip(cosines, -1.0, 1.0))
+    if np.ptp(rates) < 0.05:
+        return False
+    half = max(len(rates) // 2, 1)
+    return any(bool(np.all(np.diff(part) <= 1e-3)) for part in (rates, rates[:half], rates[::2]))
+
+
+def _ramped(trace: Trace, node: Node, size: int) -> bool:
+    """Whether the constant's own program takes sines or cosines of a count 0 .. at least ``size`` - 1."""
+    angle = phase(node)
+    if angle is None:
+        return False
+    try:
+        value = trace.value(angle)
+    except Unavailable:
+        return False
+    axes = [k for k, long in enumerate(value.shape) if long >= size and k < value.dim() - 1]
+    return any(_counts(arranged(value, axis)) for axis in axes)
+
+
+def _counts(phases: Floats) -> bool:
+    steps = np.diff(phases, axis=0)
+    return bool(len(phases) > 2 and np.allclose(steps, steps[:1], rtol=1e-2, atol=1e-6) and np.any(steps != 0))
