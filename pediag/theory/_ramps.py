@@ -151,6 +151,7 @@ def _ranges(ratios: Ratios, ramp: FloatArray, inside: IntArray) -> Iterator[tupl
         span -= yarn_dimension(BETA_FAST, ratios.base, ratios.width, 1.0)
         low = pair - float(ramp[pair]) * span
         yield low, low + span, False
+        yield 0.0, pair / float(ramp[pair]), False
     else:
         pair = int(np.argmax(ramp > 0.5))
         yield float(pair - 1), float(pair), True
