@@ -7,13 +7,15 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_VERBOSITY := error
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test lint format bench docs clean
 
 help:
 	@echo 'make demo    check a faulty model, a trained one and a healthy one, and say what was found'
 	@echo 'make test    run the tests'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make format  let ruff rewrite what it can'
+	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
+	@echo 'make docs    write docs/rules from the rules'
 	@echo 'make clean   remove .venv and caches'
 
 setup: $(STAMP)
@@ -41,6 +43,12 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMP)
+	@$(BIN)/python -m pediag.report.pages docs/rules
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
