@@ -29,6 +29,9 @@ BETAS = ((BETA_FAST, BETA_SLOW), (1.0, 1.0))
 SNAPS = (10.0, 100.0, 1000.0)
 """How far, in units of the relative noise, a length or beta is moved to a rounder number."""
 
+LARGEST_LOG = 600.0
+"""Where lengths of absurd guesses are cut off, ahead of overflow."""
+
 INTERIOR = 4.0
 """A ramp value counts as strictly inside (0, 1) beyond so many units of its noise."""
 
@@ -49,7 +52,8 @@ class Ratios:
 
     def length_at(self, pair: float) -> float:
         """Tokens in which this (real-valued) pair turns once."""
-        return float(2 * math.pi * self.base ** (2.0 * pair / self.width))
+        turns = min(2.0 * pair / self.width * math.log(self.base), LARGEST_LOG)
+        return 2 * math.pi * math.exp(turns)
 
     def inside(self, ramp: FloatArray, factor: float) -> IntArray:
         """Pairs whose ramp is strictly between 0 and 1."""

@@ -100,8 +100,8 @@ def identify(frequencies: npt.ArrayLike) -> Recovered:
     - YaRN fixes only beta/L0, rounded to whole pairs when truncated: betas are 32 and 1 when some length
       allows it, and the length is the one divisible by the highest power of two.
     - A step from w to w/s between two pairs is both YaRN and Llama 3; the second is then an alternative.
-    - With a handful of pairs inside or outside the ramp (widths of 8 or 16) several readings may agree, or none
-      be certain: compare the frequencies themselves rather than the parameters.
+    - At widths of 8 or 16 several readings may agree, or too few pairs be left for any: then compare
+      frequencies, not parameters.
     - Lists of free factors (LongRoPE) are "unknown": judge them with :func:`compare`.
     """
     w = vector(frequencies, "frequencies")

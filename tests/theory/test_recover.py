@@ -188,3 +188,12 @@ def test_bad_arguments() -> None:
         recover_base([1.0, 0.0])
     with pytest.raises(UsageError, match="dimension"):
         identify(np.ones((2, 2)))
+
+
+def test_no_random_series_is_mistaken_for_a_formula() -> None:
+    rng = np.random.default_rng(3)
+    for width in (8, 16, 64, 128):
+        for power in range(1, 6):
+            for _ in range(10):
+                w = np.sort(rng.uniform(0, 1, width // 2))[::-1] ** power
+                assert not identify(np.concatenate([[1.0], w])).known
