@@ -36,7 +36,23 @@ def merge(encodings: Iterable[Encoding]) -> list[Encoding]:
         encoding.id = f"{prefix}-{counts[prefix]}"
         encoding.modules = list(dict.fromkeys([*encoding.modules, *(site.module for site in encoding.sites)]))
         encoding.layers = layers(encoding.modules)
+        if isinstance(encoding, Rotary):
+            encoding.parameters["applied_to"] = list(encoding.applied_to)
+            encoding.title = _rotary_title(encoding)
     return ordered
+
+
+def _rotary_title(encoding: Rotary) -> str:
+    """Such as "rotary, base 500000, llama3 scaling, width 128 of 128, half pairing, on q and k"."""
+    parameters = encoding.parameters
+    base, kind = parameters["base"], parameters["scaling"]["rope_type"]
+    parts = ["rotary", f"base {base:.10g}" if base else "no base fits"]
+    if kind != "default":
+        parts.append(f"{kind} scaling")
+    parts += [f"width {encoding.width} of {encoding.head_width}", f"{encoding.pairing} pairing"]
+    if encoding.applied_to:
+        parts.append(f"on {' and '.join(encoding.applied_to)}")
+    return ", ".join(parts)
 
 
 def _first_site(encoding: Encoding) -> int:
