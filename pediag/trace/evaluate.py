@@ -158,6 +158,8 @@ class Evaluator:
             return self._mutate(node, values)
         if node.op == "write":
             return self._write(node, values)
+        if node.op == "out":
+            return self._out(node, values)
         raise Unavailable(f"{node.op} depends on content")
 
     def _leaf(self, node: Node) -> torch.Tensor:
@@ -204,6 +206,15 @@ class Evaluator:
         result = bound[position]
         assert isinstance(result, torch.Tensor)
         return result
+
+    def _out(self, node: Node, values: dict[Node, Any]) -> torch.Tensor:
+        func, name, dtypes, args = node.args
+        if describe(func).random:
+            raise Unavailable("a random number")
+        outs = {key: torch.empty(0, dtype=self.lane.dtype(dtype)) for key, dtype in dtypes}
+        kwargs = {key: self._bind_one(item, values) for key, item in node.kwargs.items()}
+        func(*self._bind(args, values), **kwargs, **outs)
+        return outs[name]
 
     def _write(self, node: Node, values: dict[Node, Any]) -> torch.Tensor:
         base, chain, value = node.args

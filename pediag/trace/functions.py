@@ -48,7 +48,7 @@ _FACTORIES = {
     torch.triu_indices,
     torch.Tensor.__new__,
 }
-_READS = {torch.Tensor.tolist, torch.Tensor.numpy}
+_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class Functions(TorchFunctionMode):
@@ -63,6 +63,7 @@ class Functions(TorchFunctionMode):
             (_MOVES, self._move),
             (_FACTORIES, self._factory),
             (_READS, self._read),
+            ({torch.Tensor.new_tensor}, self._like_another),
             ({F.scaled_dot_product_attention}, self._attention),
         ):
             self.handlers.update(dict.fromkeys(group, handler))
@@ -78,21 +79,28 @@ class Functions(TorchFunctionMode):
         probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
         recorder = self.recorder
         if not recorder.place.constructing:
-            node = recorder.node_of(tensor)
+            node = recorder.node_of(recorder.abstract(tensor))
             recorder.graph.dropouts.append(Dropout(node, float(probability), recorder.place.module, user_frame()))
         return tensor
 
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
         place = self.recorder.place
-        outer = place.host
+        outer = place.host, place.making
         moved = func is torch.as_tensor and args and isinstance(args[0], torch.Tensor)
         place.host = kwargs.get("device") is None and not moved and torch.get_default_device().type == "cpu"
+        place.making = True
         try:
             return func(*args, **kwargs)
         finally:
-            place.host = outer
+            place.host, place.making = outer
+
+    def _like_another(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor made of numbers where another one is."""
+        return self._factory(func, args, {"device": args[0].device, **kwargs})
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self.recorder.place.constructing:
+            args = (self.recorder.abstract(args[0]), *args[1:])
         result = func(*args, **kwargs)
         recorder = self.recorder
         if recorder.place.constructing or not self._names_device(func, args[1:], kwargs):
@@ -100,11 +108,13 @@ class Functions(TorchFunctionMode):
         node = recorder.node_of(args[0])
         if not node.host:
             return result
-        recorder.graph.transfers.append(Transfer(node, recorder.place.module, user_frame(), self._birth(node)))
+        transfer = Transfer(node, recorder.place.module, user_frame(), self._birth(node))
+        recorder.graph.transfers.append(transfer)
         moved, _ = recorder.graph.add("buffer", (recorder.node_of(result),), {}, node.provenance, result)
         moved.moving = node.moving
         result = result.view_as(result)
         recorder.give(result, moved)
+        recorder.moves.append((moved, transfer))
         return result
 
     def _names_device(self, func: Any, rest: Any, kwargs: Any) -> bool:
@@ -136,7 +146,7 @@ class Functions(TorchFunctionMode):
         except Unavailable as reason:
             raise DependsOnContent(str(reason)) from None
         with real_numbers():
-            return value.tolist() if func is torch.Tensor.tolist else value.numpy()
+            return func(value, *args[1:], **kwargs)
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

@@ -30,7 +30,7 @@ class Node:
     """One recorded value: the operation that makes it, its operands, and what is known of it.
 
     ``op`` is an ATen overload or one of the names of :mod:`pediag.trace.evaluate` (``leaf``, ``getitem``,
-    ``mutate``, ``write``, ``assume``, ``buffer``, ``attention``). ``moving`` holds the axes along which the
+    ``mutate``, ``write``, ``out``, ``assume``, ``buffer``, ``attention``). ``moving`` holds the axes along which the
     value changes and whose size is a length of the trace. ``host`` says that the value was made on the host,
     whatever the device of the model.
     """
@@ -178,12 +178,16 @@ class Dropout:
 
 @dataclass(slots=True)
 class Transfer:
-    """One move of a host-born value to the model's device inside forward; ``born`` is where it was made."""
+    """One move of a host-born value to the model's device inside forward; ``born`` is where it was made.
+
+    ``kept`` says that a module still holds the moved value when forward ends, so that it crosses only once.
+    """
 
     node: Node
     module: str
     frame: Frame | None
     born: Frame | None
+    kept: bool = False
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import functools
 import logging
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -53,6 +53,31 @@ def _contents(attributes: dict[str, Any], depth: int = 3) -> list[tuple[Any, Any
                 inner = item if isinstance(item, dict) else dict(enumerate(item))
                 found += _contents(inner, depth - 1)
     return found
+
+
+def held(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Every tensor that a module holds now, as parameter, buffer or attribute, in containers too."""
+    for module in model.modules():
+        containers = [module.__dict__, *(container for container, _ in _contents(module.__dict__))]
+        for container in containers:
+            for item in container.values() if isinstance(container, dict) else container:
+                parts = item if isinstance(item, tuple) else (item,)
+                yield from (part for part in parts if isinstance(part, torch.Tensor))
+
+
+@contextmanager
+def at_end(model: nn.Module, act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` when the model's own forward ends, before anything is restored."""
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        if module is model:
+            act()
+
+    handle = register_module_forward_hook(leave)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _restore(module: nn.Module, attributes: dict[str, Any], contents: list[tuple[Any, Any]]) -> None:

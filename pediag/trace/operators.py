@@ -24,12 +24,12 @@ ORDERED = frozenset(("convolution", "lstm", "gru", "rnn_tanh", "rnn_relu", "cums
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Facts of one overload: does it view, which arguments does it write, is it random."""
+    """Facts of one overload: does it view, which arguments does it write (``outs`` by name), is it random."""
 
     name: str
     view: bool
     writes: tuple[int, ...]
-    writes_out: bool
+    outs: tuple[str, ...]
     random: bool
 
 
@@ -41,12 +41,12 @@ def describe(func: Any) -> Operator:
     schema = func._schema
     positional = [argument for argument in schema.arguments if not argument.kwarg_only]
     written = tuple(i for i, argument in enumerate(positional) if argument.alias_info and argument.alias_info.is_write)
-    out = any(argument.kwarg_only and argument.alias_info is not None for argument in schema.arguments)
+    outs = tuple(a.name for a in schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write)
     aliased = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
     return Operator(
         name=op_name(func),
-        view=aliased and not written and not out,
+        view=aliased and not written and not outs,
         writes=written,
-        writes_out=out,
+        outs=outs,
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )

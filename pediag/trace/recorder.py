@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from pediag.errors import TraceError
 from pediag.trace.aliases import Value, View, fresh, read, write
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.frames import Frame, user_frame
-from pediag.trace.graph import Attention, Graph, Node, Provenance, Site, nodes_in
+from pediag.trace.graph import Attention, Graph, Node, Provenance, Site, Transfer, ancestors, nodes_in
 from pediag.trace.operators import COMPARISONS, DATA_DEPENDENT, ORDERED, SHAPE_ONLY, Operator, describe
 
 CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
@@ -63,11 +64,16 @@ class Lengths:
 
 @dataclass(slots=True)
 class Place:
-    """Where the pass is now: module path, and whether it constructs the model or runs it."""
+    """Where the pass is now: module path, and whether it constructs the model or runs it.
+
+    ``host`` says that a factory without a device is running, ``making`` that any factory is: numbers that come in
+    outside one (``torch.from_numpy``) are on the host.
+    """
 
     path: list[str] = field(default_factory=lambda: [""])
     constructing: bool = False
     host: bool = False
+    making: bool = False
 
     @property
     def module(self) -> str:
@@ -102,6 +108,7 @@ class Recorder(TorchDispatchMode):
         self._seen: Counter[Any] = Counter()
         self._strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self.plain_attributes: dict[int, str] = {}
+        self.moves: list[tuple[Node, Transfer]] = []
 
     # -- values -------------------------------------------------------------------------------------------
 
@@ -124,6 +131,16 @@ class Recorder(TorchDispatchMode):
         node.module = self.place.module
         return node
 
+    def mark_kept(self, held: Iterable[torch.Tensor]) -> None:
+        """Mark the transfers whose results, or what was made of them, modules hold at the end of forward."""
+        if not self.moves:
+            return
+        values = (getattr(tensor, "_pediag", None) for tensor in held)
+        nodes = [read(self.graph, value) for value in values if value is not None]
+        kept = {part for node in nodes if node.provenance is not CONTENT for part in ancestors(node)}
+        for moved, transfer in self.moves:
+            transfer.kept = transfer.kept or moved in kept
+
     def _adopt(self, tensor: torch.Tensor) -> Value:
         node, _ = self.graph.add("leaf", (), {}, CONTENT, tensor, share=False)
         self.give(tensor, node)
@@ -136,7 +153,8 @@ class Recorder(TorchDispatchMode):
         if known is not None:
             return known[1]
         fake = self.fake_mode.from_tensor(tensor)
-        host = tensor.dim() > 0 and not self.place.constructing and (self.place.host or not literal)
+        place = self.place
+        host = tensor.dim() > 0 and not place.constructing and (place.host or not (literal and place.making))
         key = ("literal", host, digest(tensor)) if tensor.numel() <= _DIGESTED_BELOW else None
         node = self.graph.shared.get(key) if key else None
         new = node is None
@@ -166,8 +184,10 @@ class Recorder(TorchDispatchMode):
         if operator.name == "_local_scalar_dense":
             return self._scalar(operands[0])
         self._check_lookup(operator, bound)
-        if operator.name in DATA_DEPENDENT and (result := self._data_dependent(func, bound, named, operands)):
-            return result
+        if operator.name in DATA_DEPENDENT:
+            result = self._data_dependent(func, bound, named, operands)
+            if result is not None:
+                return result
         try:
             if operator.name == "cat":
                 self._lengthen(args)
@@ -178,11 +198,17 @@ class Recorder(TorchDispatchMode):
                 result = func(*args, **kwargs)
         except Exception:
             result = self._rescue(func, operator, bound, named, operands)
-        if operator.writes or operator.writes_out:
+        if operator.outs:
+            self._record_out(func, operator, kwargs, bound, named)
+        elif operator.writes:
             self._record_write(func, operator, args, kwargs, bound, named, operands)
         else:
             self._record(func, operator, args, bound, kwargs, named, operands, result)
         return result
+
+    def abstract(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The abstract stand-in of a tensor: itself unless the model's code brought it in by itself."""
+        return tensor if isinstance(tensor, FakeTensor) else self._fake_of(tensor, False)
 
     def _abstract(self, item: Any, literal: bool) -> Any:
         if isinstance(item, torch.Tensor):
@@ -253,7 +279,8 @@ class Recorder(TorchDispatchMode):
         if operands and all(node.provenance is not CONTENT for node in operands) and not operator.writes:
             probe, _ = self.graph.add(func, bound, named, CONSTANT, _Like(operands[0]), share=False)
             try:
-                return self.fake_mode.from_tensor(self.evaluator(probe))
+                with real_numbers():
+                    return self._faked(self.evaluator._lookup(probe))
             except Unavailable:
                 pass
         self.failed_frame, self.failed_module = user_frame(), self.place.module
@@ -264,6 +291,11 @@ class Recorder(TorchDispatchMode):
                 "failed", operator.name, content[0], content, position, self.place.module, self.failed_frame
             )
         raise
+
+    def _faked(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)([self._faked(item) for item in value])
+        return self.fake_mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
     def _lengthen(self, args: Any) -> None:
         """A sequence joined to something else along its sequence axis makes a new sequence length."""
@@ -341,10 +373,10 @@ class Recorder(TorchDispatchMode):
             return None
         return bool(
             {
-                "lt": ORDINARY_TOKEN < right,
-                "le": ORDINARY_TOKEN <= right,
-                "gt": ORDINARY_TOKEN > right,
-                "ge": ORDINARY_TOKEN >= right,
+                "lt": right > ORDINARY_TOKEN,
+                "le": right >= ORDINARY_TOKEN,
+                "gt": right < ORDINARY_TOKEN,
+                "ge": right <= ORDINARY_TOKEN,
             }[name]
         )
 
@@ -422,12 +454,6 @@ class Recorder(TorchDispatchMode):
     def _record_write(
         self, func: Any, operator: Operator, args: Any, kwargs: Any, bound: Any, named: Any, operands: list[Node]
     ) -> None:
-        if operator.writes_out:
-            target = next(item for item in kwargs.values() if isinstance(item, torch.Tensor))
-            provenance = max([node.provenance for node in operands], default=CONSTANT)
-            node, _ = self.graph.add("opaque", bound, {}, provenance, target, share=False)
-            self.give(target, node)
-            return
         position = operator.writes[0]
         target = args[position]
         sources = [node for i, item in enumerate(bound) if i != position for node in nodes_in((item,))]
@@ -442,11 +468,30 @@ class Recorder(TorchDispatchMode):
             node.host = self._host(operands)
         if provenance is not CONTENT:
             self._settle(node, new)
-        write(self.graph, target._pediag, node, target)
-        whole = target._pediag.storage.node
-        if whole is not node and whole.provenance is not CONTENT:
-            self._settle(whole, operator)
+        self._write(target, node)
         self._notice(func, operator, node, operands if reads_target else sources, bound, named)
+
+    def _record_out(self, func: Any, operator: Operator, kwargs: Any, bound: Any, named: Any) -> None:
+        """Results that go into tensors given as ``out=``."""
+        rest = {key: item for key, item in named.items() if key not in operator.outs}
+        operands = [*nodes_in(bound), *nodes_in(tuple(rest.values()))]
+        provenance = max([node.provenance for node in operands], default=CONSTANT)
+        targets = {name: kwargs[name] for name in operator.outs if name in kwargs}
+        dtypes = tuple((name, target.dtype) for name, target in targets.items())
+        for name, target in targets.items():
+            node, new = self.graph.add("out", (func, name, dtypes, bound), rest, provenance, target, share=False)
+            node.module, node.frame, node.host = self.place.module, user_frame(), self._host(operands)
+            self._settle(node, new)
+            self.node_of(target)
+            self._write(target, node)
+            self._notice(func, operator, node, operands, bound, rest)
+
+    def _write(self, target: torch.Tensor, node: Node) -> None:
+        value: Value = target._pediag  # type: ignore[attr-defined]
+        write(self.graph, value, node, target)
+        whole = value.storage.node
+        if whole is not node and whole.provenance is not CONTENT:
+            self._settle(whole)
 
     # -- what is worth noticing ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pediag.trace.frames import Frame, _is_glue
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site, ancestors
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
-from pediag.trace.isolation import eager, module_paths, quiet_kernels, untouched
+from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, untouched
 from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.recorder import DependsOnContent, Lengths, Overrun, Recorder, digest, explain
 from pediag.trace.sites import classify
@@ -225,6 +225,7 @@ class Session:
             stack.enter_context(untouched(self.model))
             stack.enter_context(eager())
             stack.enter_context(module_paths(self.model, recorder.place))
+            stack.enter_context(at_end(self.model, lambda: recorder.mark_kept(held(self.model))))
             stack.enter_context(torch.no_grad())
             stack.enter_context(self.fake_mode)
             stack.enter_context(recorder)
@@ -233,7 +234,7 @@ class Session:
                 if self.abstract:
                     self.model(*arguments, **keywords)
                 else:
-                    torch.func.functional_call(self.model, self.fakes, tuple(arguments), keywords)
+                    torch.func.functional_call(self.model, dict(self.fakes), tuple(arguments), keywords)
             except Exception as error:
                 return _failure(recorder, error)
         return None
