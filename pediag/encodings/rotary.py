@@ -180,7 +180,7 @@ class _Finder:
         usable = [node for node in chain if node.op_name not in _SPLITTING] or [source]
         real = [node for node in usable if not node.dtype.is_complex] or usable
         whole = [node for node in real if node.shape[-1] == width and self._has_sequence(node)]
-        return list(dict.fromkeys([*whole[:1], *(node for node in real if self._has_sequence(node))][:2]))
+        return list(dict.fromkeys([*whole[:1], *(node for node in real if self._has_sequence(node))]))[:2]
 
     def _has_sequence(self, node: Node) -> bool:
         return any(size in self.trace.lengths.sequence for size in node.shape[:-1])
