@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from pediag.encodings import additive, bias, rotary
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
 from pediag.trace import Site, Trace
 
 _UNREMARKABLE = frozenset(("lookup",))
+_KIND_NAMES = {"rotary": "elementwise product"}
 
 
 def recognise(trace: Trace) -> list[Encoding]:
@@ -23,15 +26,15 @@ def recognise(trace: Trace) -> list[Encoding]:
 
 
 def _remarkable(site: Site) -> bool:
-    """Picking tokens by position (a shift, the last token, a window) is no position signal."""
-    return site.kind not in _UNREMARKABLE
+    """Picking tokens by position (a shift, a window) and masks that depend on content are no position signals."""
+    return site.kind not in _UNREMARKABLE and site.result.dtype != torch.bool
 
 
 def _unrecognised(site: Site) -> Unrecognised:
     return Unrecognised(
         kind=site.kind,
         parameters={"kind": site.kind, "operation": site.op},
-        title=f"unrecognised position signal ({site.kind}, {site.op})",
+        title=f"unrecognised position signal ({_KIND_NAMES.get(site.kind, site.kind)}, {site.op})",
         sites=[site],
         node=site.position[0],
         source_file=site.frame.file if site.frame else None,

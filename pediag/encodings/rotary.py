@@ -421,9 +421,12 @@ def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
         return None
     half = moving.size // 2
     pairings = {"half": (moving[:half], moving[half:]), "interleaved": (moving[::2], moving[1::2])}
-    for name, (left, right) in pairings.items():
-        before = vectors[:, left] + 1j * vectors[:, right]
-        after = rows[..., left] + 1j * rows[..., right]
+    # The pairs may leave in another order than they came (DeepSeek): equal orders of q and k cancel in q.k.
+    for (name, came), (_, went) in sorted(
+        itertools.product(pairings.items(), pairings.items()), key=lambda pair: pair[0][0] != pair[1][0]
+    ):
+        before = vectors[:, came[0]] + 1j * vectors[:, came[1]]
+        after = rows[..., went[0]] + 1j * rows[..., went[1]]
         read = _read(after / before[:, None, :], name, moving.size)
         if read is not None:
             return read
@@ -440,9 +443,9 @@ def _read(quotient: np.ndarray, pairing: str, width: int) -> Turn | None:
     if pairing == "half" and width == 2:
         pairing = "half or interleaved"
     magnitude = np.abs(reference)
-    if magnitude.min() <= 0:
-        return None
     angles = np.unwrap(np.angle(reference), axis=0)
+    if magnitude.min() <= 0 or np.ptp(magnitude, axis=0).max() > _EVEN_HALF * magnitude.max() or not angles.any():
+        return None
     positions = np.arange(len(angles), dtype=np.float64)
     slope = (angles[-1] - angles[0]) / positions[-1]
     line = angles[0] + positions[:, None] * slope

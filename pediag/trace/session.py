@@ -297,8 +297,9 @@ def _deterministic(node: Node) -> bool:
 def _dimensions(model: nn.Module) -> set[int]:
     """Every size the model's tensors and integer attributes hold."""
     dims: set[int] = set()
-    for module in model.modules():
-        dims.update(v for v in vars(module).values() if type(v) is int and 1 < v < 1 << 24)
+    for path, module in model.named_modules():
+        own = {int(part) for part in path.split(".") if part.isdigit()}
+        dims.update(v for v in vars(module).values() if type(v) is int and 1 < v < 1 << 24 and v not in own)
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             dims.update(size for size in tensor.shape if size > 1)
     return dims
