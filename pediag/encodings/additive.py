@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ RANK_ONE_RTOL = 1e-3
 
 @dataclass(slots=True)
 class _Piece:
-    """A feature range of one summand: its numbers (T, D) if known, how it reads a table, and its own program."""
+    """A feature range of a summand: its numbers (T, D) if known, how it reads a table, its own program."""
 
     node: Node
     numbers: Floats | None
@@ -90,7 +90,7 @@ def _of_term(trace: Trace, term: Term) -> Iterator[Encoding]:
 
 
 def _whole(trace: Trace, term: Term) -> _Piece:
-    read = lookup(trace, term)
+    read = lookup(term, trace.lengths, computed=True)
     try:
         value = term.value(trace.value)
     except Unavailable:
@@ -120,7 +120,7 @@ def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
 
 
 def _trained(read: Lookup | None) -> bool:
-    return read is not None and read.leaf.trainable
+    return read is not None and read.table.trainable
 
 
 def _split(trace: Trace, piece: _Piece) -> Iterator[_Piece]:
@@ -134,14 +134,14 @@ def _split(trace: Trace, piece: _Piece) -> Iterator[_Piece]:
             numbers = numbers[:, start:end]
             if not np.any(numbers != numbers[:1]):
                 numbers = np.zeros((0, 0))
-        yield _Piece(node, numbers, lookup(trace, node), piece.axis)
+        yield _Piece(node, numbers, lookup(node, trace.lengths, computed=True), piece.axis)
 
 
-# -- sinusoids ------------------------------------------------------------------------------------------------
+# -- sinusoids ---------------------------------------------------------------------------------------------
 
 
 def _sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:
-    """The sinusoid that a piece is, by its own rows, by the table it reads, or by the coordinates of its phase."""
+    """The sinusoid that a piece is, by its own rows, the table it reads, or the coordinates of its phase."""
     numbers, read = piece.numbers, piece.read
     found: Sinusoid | None = None
     if numbers is not None and numbers.shape[0] >= LEAST_ROWS and numbers.shape[1] >= 2:
@@ -160,7 +160,7 @@ def _sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:
 
 def _by_table(trace: Trace, read: Lookup) -> Sinusoid | None:
     try:
-        table = trace.value(read.table)
+        table = trace.value(read.source)
     except Unavailable:
         return None
     if not table.is_floating_point() or not varies(table, read.axis):
@@ -180,7 +180,7 @@ def _by_coordinates(trace: Trace, node: Node, numbers: Floats) -> Sinusoid | Non
 
 
 def coordinates(trace: Trace, node: Node) -> Floats | None:
-    """(T,) positions, in tokens or the model's own unit, when the phase of a program is position x frequency."""
+    """(T,) positions, in tokens or the model's own unit, when the phase is position x frequency."""
     angle = phase(node)
     if angle is None:
         return None
@@ -204,7 +204,7 @@ def _frequencies(trace: Trace, angle: Node, width: int) -> Floats | None:
 
 
 def _rank_one(phases: Floats, frequencies: Floats | None) -> Floats | None:
-    """Coordinates (T,) of phases (T, P) = coordinate x frequency; pair 0 turns by one radian if nothing else is known."""
+    """Coordinates (T,) of phases (T, P) = coordinate x frequency; by default pair 0 turns by one radian."""
     if frequencies is None:
         row = phases[int(np.abs(phases[:, 0]).argmax())]
         if row[0] == 0:
@@ -267,11 +267,11 @@ def _sinusoid_title(found: Sinusoid, amplitude: float) -> str:
     return f"sinusoidal, {base}, {found.layout}, width {found.width}{scaled}"
 
 
-# -- the rest -------------------------------------------------------------------------------------------------
+# -- the rest ----------------------------------------------------------------------------------------------
 
 
 def _table(read: Lookup) -> Table:
-    return Table(leaf=read.leaf, rows=read.rows, first=read.first, by=read.by)
+    return Table(leaf=read.table, rows=read.rows, first=read.first, by=read.by)
 
 
 def _learned(piece: _Piece, read: Lookup) -> Learned:
@@ -282,15 +282,15 @@ def _learned(piece: _Piece, read: Lookup) -> Learned:
         "width": width,
         "first_row": read.first,
         "by": read.by,
-        "trainable": read.leaf.trainable,
+        "trainable": read.table.trainable,
     }
-    word = "learned" if read.leaf.trainable else "stored table"
+    word = "learned" if read.table.trainable else "stored table"
     after = f", from row {read.first}" if read.first else ""
     return _finish(encoding, piece, f"{word}, {read.rows:,} rows{after}, width {width}")
 
 
 def _width(read: Lookup) -> int:
-    sizes = [size for axis, size in enumerate(read.table.shape) if axis != read.axis and size > 1]
+    sizes = [size for axis, size in enumerate(read.source.shape) if axis != read.axis and size > 1]
     return sizes[-1] if sizes else 1
 
 
@@ -299,7 +299,10 @@ def _unrecognised(node: Node, axis: str) -> Unrecognised:
     return _finish(encoding, _Piece(node, None, None, axis), "unrecognised signal added to content")
 
 
-def _finish(encoding: Any, piece: _Piece, title: str) -> Any:
+E = TypeVar("E", bound=Encoding)
+
+
+def _finish(encoding: E, piece: _Piece, title: str) -> E:
     encoding.node, encoding.title = piece.node, title
     encoding.leaves = leaf_names(piece.node)
     if piece.axis == "batch":
@@ -307,7 +310,7 @@ def _finish(encoding: Any, piece: _Piece, title: str) -> Any:
     return encoding
 
 
-# -- positions along a wrong axis -----------------------------------------------------------------------------
+# -- positions along a wrong axis --------------------------------------------------------------------------
 
 
 def find_misplaced(trace: Trace) -> list[Encoding]:
@@ -352,7 +355,7 @@ def _wrong_axis(node: Node, axis: int, size: int, looks: str) -> Unrecognised:
 
 
 def _looks_like(table: Any, ramped: bool) -> str | None:
-    """What positions 0, 1, ... along the first axis of ``table`` make it: "rotary table", "sinusoid" or neither."""
+    """What a table with positions along its first axis is: "rotary table", "sinusoid" or None."""
     if np.iscomplexobj(table):
         return "rotary table" if _turns(table) else None
     if len(table) >= LEAST_ROWS and table.shape[1] >= LEAST_ROWS and identify_sinusoid(table) is not None:
@@ -362,7 +365,7 @@ def _looks_like(table: Any, ramped: bool) -> str | None:
 
 
 def _turns(table: Any) -> bool:
-    """Whether complex columns all start at one angle and turn by a constant angle a row, differing by column."""
+    """Whether complex columns turn by a constant angle a row, which differs by column."""
     if not np.allclose(np.abs(table), np.abs(table[:1]), rtol=1e-2) or not np.abs(table).min() > 0:
         return False
     steps = table[1:] / table[:-1]
@@ -370,9 +373,9 @@ def _turns(table: Any) -> bool:
 
 
 def _waves(table: Floats, exact: bool) -> bool:
-    """Whether columns obey ``x[m+1] + x[m-1] = 2 cos(w) x[m]`` from a cosine's or a sine's start at 0, w falling.
+    """Whether columns obey ``x[m+1] + x[m-1] = 2 cos(w) x[m]`` from 1 or 0 at row 0, with w falling.
 
-    With three rows a sine has no equation left to test it by, so a program that computes it (``exact``) must show it.
+    Three rows leave a sine no equation to test it by: then the program must show it (``exact``).
     """
     scale = np.abs(table).max()
     if not np.isfinite(scale) or scale == 0 or (len(table) < LEAST_ROWS and not exact):
@@ -383,7 +386,8 @@ def _waves(table: Floats, exact: bool) -> bool:
     if not starts_at_one and np.abs(unit[0]).max() > 0.01:
         return False
     middle = unit[1:-1]
-    cosines = (middle * (unit[2:] + unit[:-2])).sum(axis=0) / (2 * np.maximum((middle * middle).sum(axis=0), 1e-12))
+    energy = 2 * np.maximum((middle * middle).sum(axis=0), 1e-12)
+    cosines = (middle * (unit[2:] + unit[:-2])).sum(axis=0) / energy
     if starts_at_one:
         cosines = unit[1]
     off = np.abs(unit[2:] + unit[:-2] - 2 * cosines * middle).max()
@@ -414,4 +418,5 @@ def _ramped(trace: Trace, node: Node, size: int) -> bool:
 
 def _counts(phases: Floats) -> bool:
     steps = np.diff(phases, axis=0)
-    return bool(len(phases) > 2 and np.allclose(steps, steps[:1], rtol=1e-2, atol=1e-6) and np.any(steps != 0))
+    even = np.allclose(steps, steps[:1], rtol=1e-2, atol=1e-6)
+    return bool(len(phases) > 2 and even and np.any(steps != 0))

@@ -1,9 +1,9 @@
-"""Recognises what enters attention scores: masks, linear biases, and tables looked up by a relative position."""
+"""Recognises what enters attention scores: masks, linear biases, tables looked up by relative position."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from pediag.encodings.additive import attach
-from pediag.encodings.model import (
-    Alibi,
-    Bucketed,
-    Clipped,
-    Encoding,
-    Floats,
-    Mask,
-    RelativeTable,
-    Table,
-    Unrecognised,
-)
-from pediag.encodings.program import LOOKUPS, call, carrier, is_stored, leaf_names
+from pediag.encodings.model import Alibi, Clipped, Encoding, Floats, Mask, Unrecognised
+from pediag.encodings.program import call, leaf_names
+from pediag.encodings.relative import reads, relative
 from pediag.theory.alibi import identify_slopes
-from pediag.theory.buckets import BucketMap, ClipMap, identify_bucket_map
+from pediag.theory.alibi import slopes as published
 from pediag.trace.evaluate import Unavailable
-from pediag.trace.graph import Node, Site, ancestors, nodes_in
+from pediag.trace.graph import Node, Site
 from pediag.trace.recorder import Lengths
 from pediag.trace.session import Trace
 
@@ -34,33 +25,19 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 HIDDEN = -9e3
-"""A score with this much added (in logits) is hidden; 1e4 is the usual stand-in for infinity in half precision."""
+"""A score with this much added (in logits) is hidden; 1e4 is the usual infinity of half precision."""
 
 LINEAR_RTOL = 0.02
 """A bias is linear in distance up to this share of its range: bfloat16 rounding, twice over."""
 
-_CLIPS = frozenset(("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "clip"))
-
 
 @dataclass(frozen=True, slots=True)
 class _Join:
-    """How a position operand acts on scores: "add" (times ``factor``), "multiply", "hide" or "show" where true."""
+    """How a value acts on scores: "add" (times ``factor``), "multiply", "hide" or "show" where true."""
 
     kind: str
     factor: float = 1.0
     fill: float = -np.inf
-
-
-@dataclass(slots=True)
-class _Read:
-    """One table read by an index of query and key; ``map`` (N, M) holds the rows, ``offsets`` them by distance."""
-
-    node: Node
-    table: Node
-    leaf: Node
-    index: Node
-    map: Ints | None = None
-    offsets: dict[int, int] = field(default_factory=dict)
 
 
 def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
@@ -106,7 +83,7 @@ def _causal_flags(trace: Trace) -> Iterator[Mask]:
     yield mask
 
 
-# -- how a value joins the scores -----------------------------------------------------------------------------
+# -- how a value joins the scores --------------------------------------------------------------------------
 
 
 def _join(trace: Trace, site: Site, node: Node) -> _Join:
@@ -146,21 +123,21 @@ def _scalar(trace: Trace, item: Any) -> float:
     return float(item)
 
 
-# -- bias sites -----------------------------------------------------------------------------------------------
+# -- bias sites --------------------------------------------------------------------------------------------
 
 
 def _bias(trace: Trace, site: Site, node: Node, join: _Join) -> Iterator[Encoding]:
-    reads = list(_reads(trace, node))
-    for read in reads:
-        yield _relative(read, "scores")
+    tables = list(reads(trace, node))
+    for read in tables:
+        yield relative(read, "scores")
     try:
-        zeros = {read.node: torch.zeros(read.node.shape, dtype=read.node.dtype) for read in reads}
+        zeros = {read.node: torch.zeros(read.node.shape, dtype=read.node.dtype) for read in tables}
         value = trace.value(node, zeros)
     except Unavailable:
-        if not reads:
+        if not tables:
             yield _unknown("bias")
         return
-    matrix = _per_head(value, site.result, trace.lengths)
+    matrix = _per_head(value, _score_shape(site, value, trace.lengths), trace.lengths.batch)
     if matrix is None:
         yield _unknown("bias")
     elif join.kind in ("hide", "show"):
@@ -168,12 +145,12 @@ def _bias(trace: Trace, site: Site, node: Node, join: _Join) -> Iterator[Encodin
     elif join.kind == "multiply":
         yield from _gate(matrix)
     else:
-        yield from _summed(matrix * join.factor, alone=not reads)
+        yield from _summed(matrix * join.factor)
 
 
 def _seen(matrix: Floats, join: _Join) -> Bools:
     """Which keys (N, M) a boolean mask shows."""
-    true: Bools = matrix.astype(bool).any(axis=0)
+    true = np.asarray(matrix.astype(bool).any(axis=0))
     return ~true if join.kind == "hide" else true
 
 
@@ -185,10 +162,10 @@ def _gate(matrix: Floats) -> Iterator[Encoding]:
         yield _unknown("bias")
 
 
-def _summed(matrix: Floats, alone: bool) -> Iterator[Encoding]:
+def _summed(matrix: Floats) -> Iterator[Encoding]:
     """The linear bias and the mask in numbers (H, N, M); unrecognised when something else is left."""
     shown = ~((matrix <= HIDDEN) | np.isnan(matrix))
-    visible: Bools = shown.any(axis=0)
+    visible = np.asarray(shown.any(axis=0))
     known = np.where(shown & visible, matrix, 0.0)
     still = _without_rows(known, visible)
     if np.abs(still).max() > 1e-6 * max(1.0, float(np.abs(known).max())):
@@ -203,31 +180,26 @@ def _without_rows(matrix: Floats, visible: Bools) -> Floats:
     return np.asarray((matrix - mean) * visible)
 
 
-def _per_head(value: torch.Tensor, scores: Node, lengths: Lengths) -> Floats | None:
+def _per_head(value: torch.Tensor, shape: tuple[int, int], batch: int) -> Floats | None:
     """(H, N, M) numbers of a value that broadcasts to scores (..., N, M), batch taken at 0."""
-    rows, keys = _score_shape(scores, value, lengths)
-    if value.dim() < 2:
-        value = value.reshape(1, -1)
+    rows, keys = shape
+    while value.dim() < 3:
+        value = value[None]
     if value.shape[-1] not in (1, keys) or value.shape[-2] not in (1, rows):
         return None
-    lead = value.shape[:-2]
-    if len(lead) > 1:
-        flat = value
-        while flat.dim() > 3:
-            axis = 0 if flat.shape[0] in (1, lengths.batch) or flat.dim() > 4 else 1
-            flat = flat.select(axis, 0)
-        value = flat
-    elif not lead:
-        value = value[None]
-    value = _unfolded(value, lengths.batch)
+    while value.dim() > 3:
+        value = value.select(0 if value.shape[0] in (1, batch) or value.dim() > 4 else 1, 0)
+    value = _unfolded(value, batch)
     return np.asarray(value.to(torch.float64).expand(-1, rows, keys).numpy())
 
 
-def _score_shape(scores: Node, value: torch.Tensor, lengths: Lengths) -> tuple[int, int]:
-    """(N, M) of the scores; of the bias itself where the fused attention hides them."""
-    if scores.op == "attention" or scores.shape[-1] not in lengths.sequence:
-        return value.shape[-2], value.shape[-1]
-    return scores.shape[-2], scores.shape[-1]
+def _score_shape(site: Site, value: torch.Tensor, lengths: Lengths) -> tuple[int, int]:
+    """(N, M) of the scores that a site acts on."""
+    if "attention" in site.op and len(site.content) == 2:
+        return site.content[0].shape[-2], site.content[1].shape[-2]
+    if site.result.shape[-1] in lengths.sequence:
+        return site.result.shape[-2], site.result.shape[-1]
+    return value.shape[-2], value.shape[-1]
 
 
 def _unfolded(value: torch.Tensor, batch: int) -> torch.Tensor:
@@ -240,7 +212,7 @@ def _unfolded(value: torch.Tensor, batch: int) -> torch.Tensor:
     return value[:1] if size == batch and bool((value == value[:1]).all()) else value
 
 
-# -- masks ----------------------------------------------------------------------------------------------------
+# -- masks -------------------------------------------------------------------------------------------------
 
 
 def _mask(visible: Bools, fill: float) -> Iterator[Mask]:
@@ -274,7 +246,7 @@ def _mask_of(causal: bool, window: int | None) -> Mask:
     return mask
 
 
-# -- linear biases --------------------------------------------------------------------------------------------
+# -- linear biases -----------------------------------------------------------------------------------------
 
 
 def _alibi(matrix: Floats, visible: Bools) -> Alibi | None:
@@ -310,7 +282,7 @@ def _is_linear(matrix: Floats, slopes: Floats, shape: Ints, visible: Bools) -> b
 
 
 def _form(form: str, matrix: Floats, visible: Bools, offset: Ints) -> str:
-    """On past keys alone all forms agree; then the one that was written: by key when each column is constant."""
+    """On past keys alone all forms agree; then the one that was written: by key when the diagonal moves."""
     if visible[offset > 0].any():
         return form
     head = int(np.abs(matrix).max(axis=(1, 2)).argmax())
@@ -319,7 +291,7 @@ def _form(form: str, matrix: Floats, visible: Bools, offset: Ints) -> str:
 
 
 def _alibi_of(slopes: Floats, form: str) -> Alibi:
-    named = identify_slopes(slopes) or "unpublished"
+    named, factor = _named(slopes)
     encoding = Alibi(slopes=slopes, form=form)
     encoding.parameters = {
         "heads": int(slopes.size),
@@ -327,132 +299,38 @@ def _alibi_of(slopes: Floats, form: str) -> Alibi:
         "values": [float(f"{slope:.6g}") for slope in slopes],
         "form": form,
     }
-    encoding.title = f"ALiBi, {slopes.size} heads, {named} slopes, by {form}"
+    times = ""
+    if factor != 1.0:
+        encoding.parameters["factor"] = factor
+        times = f" times {factor:g}"
+    encoding.title = f"ALiBi, {slopes.size} heads, {named} slopes{times}, by {form}"
     return encoding
 
 
-# -- relative tables ------------------------------------------------------------------------------------------
+def _named(slopes: Floats) -> tuple[str, float]:
+    """(name of the slopes, common factor on them): some models scale the bias along with the scores."""
+    named = identify_slopes(slopes)
+    if named is not None:
+        return named, 1.0
+    factor = float(slopes[0] / published(slopes.size)[0])
+    if slopes.size > 1 and factor > 0 and (scaled := identify_slopes(slopes / factor)):
+        return scaled, float(f"{factor:.6g}")
+    return "unpublished", 1.0
 
 
-def _reads(trace: Trace, node: Node) -> Iterator[_Read]:
-    """The trained tables that a value reads by an index which moves."""
-    for part in sorted(ancestors(node), key=lambda part: part.index):
-        name, args, _ = call(part)
-        if name not in LOOKUPS or not isinstance(args[0], Node):
-            continue
-        indices = [item for item in nodes_in(args[1:]) if not item.dtype.is_floating_point and item.shape]
-        leaf = _trained_leaf(args[0])
-        if leaf is None or len(indices) != 1:
-            continue
-        read = _Read(part, args[0], leaf, indices[0])
-        read.map = _index_map(trace, indices[0])
-        read.offsets = _by_offset(read.map) if read.map is not None else {}
-        yield read
-
-
-def _trained_leaf(table: Node) -> Node | None:
-    current: Node | None = table
-    while current is not None:
-        if is_stored(current):
-            return current if current.trainable else None
-        current = carrier(current, below=True)
-    return None
-
-
-def _index_map(trace: Trace, index: Node) -> Ints | None:
-    """(N, M) rows by query and key; a flat index of N M entries is folded, anything else is None."""
-    try:
-        value = trace.value(index)
-    except Unavailable:
-        return None
-    lengths = trace.lengths.sequence
-    while value.dim() > 2:
-        value = value[0]
-    if value.dim() == 1:
-        side = round(value.numel() ** 0.5)
-        if value.numel() in lengths or side * side != value.numel() or side < 2:
-            return None
-        value = value.view(side, side)
-    if value.dim() != 2 or value.shape[0] < 2 or value.shape[1] < 2:
-        return None
-    return np.asarray(value.to(torch.int64).numpy())
-
-
-def _by_offset(rows: Ints) -> dict[int, int]:
-    """Row by key minus query; empty when one distance has several rows."""
-    offset = np.arange(rows.shape[1])[None, :] - np.arange(rows.shape[0])[:, None]
-    least, where = np.unique(offset, return_index=True)
-    mapped = rows.reshape(-1)[where]
-    if not np.array_equal(mapped[offset - int(least[0])], rows):
-        return {}
-    return {int(o): int(row) for o, row in zip(least, mapped, strict=True)}
-
-
-def _relative(read: _Read, side: str) -> Encoding:
-    """The published scheme of a table's index map, or a relative table of its own."""
-    rows = read.table.shape[0]
-    table = Table(leaf=read.leaf, rows=rows, first=0, by="lookup")
-    found = identify_bucket_map(read.offsets) if read.offsets else None
-    encoding: Encoding
-    if isinstance(found, ClipMap) and (found.k < max(read.offsets) or _is_clipped(read.index)):
-        encoding = _clipped(read, found, table, side)
-    elif isinstance(found, BucketMap) or (read.offsets and len(set(read.offsets.values())) < len(read.offsets)):
-        encoding = _bucketed(read, found if isinstance(found, BucketMap) else None, table)
-    else:
-        encoding = RelativeTable(buckets=read.offsets, table=table)
-        by = "distance" if read.offsets else "query and key"
-        encoding.parameters = {"rows": rows, "by": by, "sides": [side], "trainable": read.leaf.trainable}
-        encoding.title = f"relative table, {rows:,} rows by {by}"
-    encoding.node, encoding.leaves = read.node, leaf_names(read.node)
-    return encoding
-
-
-def _is_clipped(index: Node) -> bool:
-    return any(call(part)[0] in _CLIPS for part in ancestors(index))
-
-
-def _clipped(read: _Read, found: ClipMap, table: Table, side: str) -> Clipped:
-    encoding = Clipped(clip=found.k, table=table, sides=(side,))
-    width = read.table.shape[-1]
-    encoding.parameters = {"clip": found.k, "rows": table.rows, "width": width, "sides": [side]}
-    if found.reversed:
-        encoding.parameters["reversed"] = True
-    encoding.title = f"clipped distance, {found.k} tokens each way, on {side}"
-    return encoding
-
-
-def _bucketed(read: _Read, found: BucketMap | None, table: Table) -> Bucketed:
-    encoding = Bucketed(buckets=read.offsets, table=table)
-    encoding.parameters = {
-        "num_buckets": found.num_buckets if found else table.rows,
-        "max_distance": found.max_distance if found else None,
-        "bidirectional": found.bidirectional if found else None,
-        "heads": read.table.shape[-1],
-        "published": found is not None,
-    }
-    if found is not None and found.reversed:
-        encoding.parameters["reversed"] = True
-    if found is None:
-        encoding.title = f"relative buckets unlike T5's, {table.rows} rows"
-    else:
-        ways = "bidirectional" if found.bidirectional else "unidirectional"
-        encoding.title = f"T5 buckets, {found.num_buckets} to {found.max_distance} tokens, {ways}"
-    return encoding
-
-
-# -- bilinear sites -------------------------------------------------------------------------------------------
+# -- bilinear sites ----------------------------------------------------------------------------------------
 
 
 def _side(trace: Trace, site: Site) -> str:
-    """"values" when attention weights are multiplied with positions, "keys" when queries are."""
+    """On "values" when attention weights are multiplied with positions, on "keys" when queries are."""
     return "values" if any(item.shape[-1] in trace.lengths.sequence for item in site.content) else "keys"
 
 
 def _bilinear(trace: Trace, site: Site, node: Node) -> Iterator[Encoding]:
-    reads = list(_reads(trace, node))
-    for read in reads:
-        yield _relative(read, _side(trace, site))
-    if not reads:
+    tables = list(reads(trace, node))
+    for read in tables:
+        yield relative(read, _side(trace, site))
+    if not tables:
         yield _unknown("bilinear")
 
 
@@ -481,7 +359,8 @@ def _are_sides(first: Encoding, second: Encoding) -> bool:
 
 
 def _join_sides(first: Encoding, second: Encoding) -> None:
-    assert isinstance(first, Clipped) and isinstance(second, Clipped)
+    assert isinstance(first, Clipped)
+    assert isinstance(second, Clipped)
     first.sides = (*first.sides, *second.sides)
     first.parameters["sides"] = list(first.sides)
     first.title = f"clipped distance, {first.clip} tokens each way, on {' and '.join(first.sides)}"

@@ -1,7 +1,7 @@
-"""Walks the program of a position value: its summands, its pieces, the table it reads, the phase it is made of.
+"""Walks the program of a position value: its summands, its pieces, the table it reads, the phase in it.
 
-What a value reads is found by substitution: the table is replaced by its own row numbers and the program is run
-again, so views, permutations, casts and scalings in between need no rules of their own.
+What a value reads is found by substitution: the table is replaced by its own row numbers and the program is
+run again, so views, permutations, casts and scalings in between need no rules of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ SUMS = frozenset(("add", "sub"))
 LOOKUPS = frozenset(("embedding", "index", "index_select", "gather", "take_along_dim", "take"))
 SLICES = frozenset(("slice", "select", "narrow", "split", "split_with_sizes", "unbind", "chunk", "getitem"))
 _COPIES = frozenset(
-    ("_to_copy", "clone", "contiguous", "_unsafe_view", "repeat", "neg", "flip", "roll", "lift_fresh", "buffer")
+    (
+        "_to_copy",
+        "clone",
+        "contiguous",
+        "_unsafe_view",
+        "repeat",
+        "neg",
+        "flip",
+        "roll",
+        "lift_fresh",
+        "buffer",
+    )
 )
 _PRODUCTS = frozenset(("mul", "div", "outer", "mm", "bmm", "mv"))
 WHOLE_ATOL = 1e-6
@@ -97,12 +108,12 @@ def leaf_names(node: Node) -> list[str]:
     return sorted({name for part in ancestors(node) if is_stored(part) for name in part.names})
 
 
-# -- summands and pieces --------------------------------------------------------------------------------------
+# -- summands and pieces -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One summand of ``root``; with ``others`` at zero the value of ``root`` is what this summand contributes."""
+    """One summand of ``root``; with ``others`` at zero, ``root`` is what this one contributes."""
 
     node: Node
     root: Node
@@ -141,7 +152,9 @@ def terms(node: Node) -> list[Node]:
     return list(dict.fromkeys(found))
 
 
-def _collect(node: Node, below: bool, found: list[Node], constants: list[Node], choices: bool = False) -> None:
+def _collect(
+    node: Node, below: bool, found: list[Node], constants: list[Node], choices: bool = False
+) -> None:
     """Append the summands under ``node``: those that may move to ``found``, the rest to ``constants``."""
     current: Node | None = node
     while current is not None:
@@ -170,7 +183,7 @@ def _collect(node: Node, below: bool, found: list[Node], constants: list[Node], 
 
 
 def parts(node: Node) -> list[tuple[Node, int, int]]:
-    """Pieces joined along the feature (last) axis, as (piece, first feature, end); the value itself when whole."""
+    """Pieces joined along the last axis, as (piece, first feature, end); the whole value otherwise."""
     current: Node | None = node
     while current is not None and current.shape and current.shape[-1] == node.shape[-1]:
         name, args, _ = call(current)
@@ -188,11 +201,11 @@ def _ranges(pieces: tuple[Node, ...]) -> Iterator[tuple[Node, int, int]]:
         start = end
 
 
-# -- layout ---------------------------------------------------------------------------------------------------
+# -- layout ------------------------------------------------------------------------------------------------
 
 
 def token_axis(value: torch.Tensor, lengths: Lengths) -> tuple[int, str] | None:
-    """(axis, "sequence" or "batch") along which the tokens of a value lie; None when it moves along neither."""
+    """(axis, "sequence" or "batch") where the tokens of a value lie; None when it moves along neither."""
     moving = [axis for axis, size in enumerate(value.shape) if size > 1 and varies(value, axis)]
     for axis in moving:
         if value.shape[axis] in lengths.sequence:
@@ -230,20 +243,21 @@ def table_2d(trace: Trace, node: Node) -> Floats:
     return arranged(value, found[0], trace.lengths.batch)
 
 
-# -- tables ---------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Lookup:
-    """How a value reads a table: ``picked`` (T,) are the rows that the tokens read, along ``axis`` of ``table``.
+    """How a value reads a table: ``picked`` (T,) are the rows of the tokens, along ``axis`` of ``source``.
 
-    ``leaf`` is the stored tensor, or the table itself when the forward pass computes it (``stored`` is false).
+    ``table`` is the stored tensor and ``source`` what is read of it, which may be a cast or a multiple. Of a
+    table that the forward pass computes, both are that value and ``stored`` is false.
     ``by`` is "lookup", "slice", "position-ids" (the index is derived from stored or given integers) or
     "cumulative mask" (counted over what is no padding). ``tokens`` is "sequence" or "batch".
     """
 
-    leaf: Node
     table: Node
+    source: Node
     index: Node | None
     axis: int
     first: int
@@ -255,7 +269,7 @@ class Lookup:
     @property
     def stored(self) -> bool:
         """Whether the table is a parameter or buffer."""
-        return is_stored(self.leaf)
+        return is_stored(self.table)
 
     @property
     def consecutive(self) -> bool:
@@ -263,26 +277,35 @@ class Lookup:
         return bool(np.all(np.diff(self.picked) == 1))
 
 
-def lookup(trace: Trace, value: Node | Term) -> Lookup | None:
-    """The table through which a value reads, when it reads one and each token reads one row; else None."""
+def lookup(value: Node | Term, lengths: Lengths | None = None, *, computed: bool = False) -> Lookup | None:
+    """The stored table through which a value reads, when each token reads one row of one table; else None.
+
+    Without ``lengths`` the tokens lie along the first axis that the trace saw moving. ``computed`` also
+    admits tables that the forward pass makes itself.
+    """
     term = value if isinstance(value, Term) else Term(value, value)
     path = _path(term.node)
-    if path is None:
+    if path is None or not (computed or is_stored(path[2])):
         return None
-    table, index, leaf, by = path
+    source, index, table, by = path
     evaluator = Evaluator(Exact())
     try:
-        ones = term.value(evaluator, {table: torch.ones(table.shape, dtype=torch.float64)})
-        for axis in (k for k, size in enumerate(table.shape) if size > 1):
-            ramp = _ramp(table.shape, axis)
-            found = _rows(term.value(evaluator, {table: ramp}), ones, trace.lengths)
+        ones = term.value(evaluator, {source: torch.ones((), dtype=torch.float64).expand(source.shape)})
+        for axis in (k for k, size in enumerate(source.shape) if size > 1):
+            numbered = term.value(evaluator, {source: _ramp(source.shape, axis)})
+            found = _rows(numbered, ones, lengths or _seen_lengths(term.root))
             if found is not None:
                 picked, tokens = found
-                rows = table.shape[axis]
-                return Lookup(leaf, table, index, axis, int(picked[0]), rows, by, tokens, picked)
+                rows = source.shape[axis]
+                return Lookup(table, source, index, axis, int(picked[0]), rows, by, tokens, picked)
     except Unavailable:
         return None
     return None
+
+
+def _seen_lengths(node: Node) -> Lengths:
+    """The lengths along which the trace saw a value move."""
+    return Lengths({node.shape[axis] for axis in node.moving}, 0)
 
 
 def _ramp(shape: tuple[int, ...], axis: int) -> torch.Tensor:
@@ -292,10 +315,8 @@ def _ramp(shape: tuple[int, ...], axis: int) -> torch.Tensor:
     return torch.arange(shape[axis], dtype=torch.float64).view(view).expand(shape)
 
 
-def _rows(
-    read: torch.Tensor, ones: torch.Tensor, lengths: Lengths
-) -> tuple[NDArray[np.int64], str] | None:
-    """Rows per token from the replay with row numbers and the one with ones; None unless they are whole numbers."""
+def _rows(read: torch.Tensor, ones: torch.Tensor, lengths: Lengths) -> tuple[NDArray[np.int64], str] | None:
+    """Rows per token from the replays with row numbers and with ones; None unless they are whole numbers."""
     if not read.is_floating_point() or not ones.is_floating_point():
         return None
     ratio = torch.where(ones != 0, read / ones, torch.nan)
@@ -307,14 +328,16 @@ def _rows(
     flat = filled.movedim(axis, 0).reshape(filled.shape[axis], -1)
     rows = flat.amax(dim=1) if tokens == "batch" else flat[:, int((flat >= 0).all(dim=0).long().argmax())]
     whole = rows.round()
-    if bool((rows < 0).any()) or float((rows - whole).abs().max()) > WHOLE_ATOL * max(1.0, float(whole.max())):
+    if bool((rows < 0).any()) or float((rows - whole).abs().max()) > WHOLE_ATOL * max(
+        1.0, float(whole.max())
+    ):
         return None
     return whole.to(torch.int64).numpy(), tokens
 
 
 def _path(node: Node) -> tuple[Node, Node | None, Node, str] | None:
-    """(table, index, leaf, by) along the carriers of ``node``; None when it reads no table."""
-    table: Node | None = None
+    """(source, index, table, by) along the carriers of ``node``; None when it reads no table."""
+    source: Node | None = None
     index: Node | None = None
     by = "slice"
     current: Node | None = node
@@ -326,20 +349,20 @@ def _path(node: Node) -> tuple[Node, Node | None, Node, str] | None:
             indices = [item for item in nodes_in(args[1:]) if not item.dtype.is_floating_point]
             if index is None and indices:
                 index, by = indices[0], _kind_of_index(indices)
-            table = current = args[0]
+            source = current = args[0]
         elif name in SLICES and isinstance(args[0], Node):
-            table = current = args[0]
+            source = current = args[0]
         elif name == "buffer":
             break
         else:
-            current = carrier(current, below=table is not None)
+            current = carrier(current, below=source is not None)
     if is_stored(last):
-        return (table or last), index, last, by
-    return (table, index, table, by) if table is not None else None
+        return (source or last), index, last, by
+    return (source, index, source, by) if source is not None else None
 
 
 def _kind_of_index(indices: list[Node]) -> str:
-    """"lookup", "position-ids" or "cumulative mask", from the program of the index."""
+    """One of "lookup", "position-ids" or "cumulative mask", from the program of the index."""
     program = set().union(*(ancestors(index) for index in indices))
     if any(part.op_name == "cumsum" and part.args[0].provenance is Provenance.MASK for part in program):
         return "cumulative mask"
@@ -349,7 +372,7 @@ def _kind_of_index(indices: list[Node]) -> str:
     return "lookup"
 
 
-# -- phases ---------------------------------------------------------------------------------------------------
+# -- phases ------------------------------------------------------------------------------------------------
 
 
 def phase(node: Node) -> Node | None:
@@ -384,7 +407,7 @@ def _real_operand(node: Node) -> Node:
 
 
 def frequency_factor(angle: Node) -> Node | None:
-    """The operand of the product that makes a phase which has no axis of tokens: its frequencies; else None."""
+    """The operand without tokens of the product that makes a phase: its frequencies; else None."""
     current: Node | None = angle
     while current is not None:
         name, args, _ = call(current)
