@@ -1,0 +1,149 @@
+"""A position bias or table is built on the host and copied to the device in every forward pass.
+
+## What it does
+
+Follows every position value that forward makes without a device (``torch.arange(n)``, numpy, a list, a
+tensor kept as a plain attribute) to the ``.to(...)``, ``.cuda()`` or ``.type_as(...)`` that moves it to
+where the tokens are. It fires at that line, gives the bytes that cross, and names the line where the value
+was born. A value that the module keeps after the move, in an attribute or a cache, is silent: it crosses
+once.
+
+## Why it matters
+
+On an accelerator each forward pass computes the value on the host, and copies it from pageable memory. Such
+a copy makes the host wait for the device, so the queue of kernels runs dry; a bias grows with the square of
+the length. On a machine without an accelerator nothing crosses and nothing is lost.
+
+## What is checked
+
+bytes = (number of elements at this length) x (bytes of an element as it is moved), for one text, times the
+number of moves in a forward pass. Host-born is a property of the program, so the rule needs no accelerator.
+
+## Known limits
+
+It is often said that an ALiBi bias built on the CPU costs 40 % of the throughput. No source for that number
+could be found, and the rule does not claim it: the cost depends on length, heads, batch and what else runs.
+Measure it before you work on it. CUDA's guide says that host-to-device copies of up to 64 KiB do not make
+the host wait, so short vectors cost little. Host-born index tensors that indexing moves implicitly are not
+seen.
+
+## Fix
+
+Build the value where it is used (``torch.arange(n, device=x.device)``), or register it once as a non-
+persistent buffer and slice it.
+
+## References
+
+- PyTorch documentation, Performance Tuning Guide: avoid unnecessary CPU-GPU synchronization; create tensors
+  directly on the target device.
+- CUDA C++ Programming Guide, asynchronous concurrent execution: copies of 64 KB or less from host to
+  device.
+- Press et al. 2022 (2108.12409): the bias is fixed and can be computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pediag.rules.entry._common import fed_by, layers_of, line_of, place, reached, shape_at, spot, structural
+from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.rule import Facets, NotApplicable, rule
+
+if TYPE_CHECKING:
+    from pediag.encodings import Encoding
+    from pediag.trace import Trace, Transfer
+
+UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+@rule(
+    code="PE303",
+    name="bias-built-on-host",
+    severity="warning",
+    basis="field report",
+    needs=("trace",),
+    references=("PyTorch Performance Tuning Guide", "CUDA C++ Programming Guide, asynchronous execution"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """One finding for each line that moves host-born positions."""
+    trace = structural(facets)
+    if not any(node.provenance.name == "POSITION" for node in trace.graph.nodes):
+        raise NotApplicable("forward makes no value of positions")
+    groups: dict[object, list[Transfer]] = {}
+    for transfer in trace.graph.transfers:
+        node = transfer.node
+        if node.provenance.name == "POSITION" and node.shape and not transfer.kept:
+            groups.setdefault(spot(transfer.frame), []).append(transfer)
+    for group in groups.values():
+        yield _finding(facets, trace, group)
+
+
+def _finding(facets: Facets, trace: Trace, group: list[Transfer]) -> Finding:
+    first = group[0]
+    each = [_bytes(facets, trace, transfer) for transfer in group]
+    users = [item for item in fed_by(facets.encodings, reached(trace, first.node)) if item.scheme != "mask"]
+    encoding = users[0] if users else None
+    return Finding(
+        message=_message(group, encoding, sum(each), facets.seq_len),
+        effect=_effect(group, sum(each), facets.seq_len),
+        where=place(first.module, first.frame, encoding.id if encoding else ""),
+        evidence=Evidence(sum(each), 0, None, "bytes", facets.seq_len),
+        fix=_fix(first),
+        scheme=encoding.scheme if encoding else "",
+    )
+
+
+def _bytes(facets: Facets, trace: Trace, transfer: Transfer) -> int:
+    """Bytes of one move for one text of ``seq_len`` tokens: as recorded at that length, else scaled."""
+    own = [item for item in trace.graph.transfers if spot(item.frame) == spot(transfer.frame)]
+    there = facets.target.graph.transfers if facets.target is not None else []
+    twins = [item for item in there if spot(item.frame) == spot(transfer.frame)]
+    shape = shape_at(transfer.node.shape, trace.sizes, facets.seq_len)
+    if len(twins) == len(own):
+        shape = twins[own.index(transfer)].node.shape
+    return math.prod(shape) * transfer.node.dtype.itemsize
+
+
+def _message(group: list[Transfer], encoding: Encoding | None, total: int, seq_len: int) -> str:
+    first = group[0]
+    what = f"Positions of {encoding.id} ({encoding.scheme})" if encoding else "A value made of positions"
+    born = f" born on the host at {line_of(first.born)}" if first.born else " born on the host"
+    times = f" in {len(group)} copies" if len(group) > 1 else ""
+    modules = list(dict.fromkeys(item.module for item in group))
+    shared = f" ({layers_of(modules)})" if len(modules) > 1 else ""
+    return (
+        f"{what}{born} are moved to the tokens' device in every forward pass: {size(total)}{times} at "
+        f"{seq_len:,} tokens{shared}."
+    )
+
+
+def _effect(group: list[Transfer], total: int, seq_len: int) -> str:
+    axes = max(len(item.node.moving) for item in group)
+    growth = "grow with the square of the length" if axes >= 2 else "grow with the length"
+    copies = "a copy" if len(group) == 1 else f"{len(group)} copies"
+    return (
+        f"On an accelerator each step waits for {copies} of {total:,} bytes from pageable memory; the bytes "
+        f"{growth}. On the host alone nothing is lost."
+    )
+
+
+def size(count: int) -> str:
+    """Bytes in the largest binary unit that gives at least one."""
+    for name, unit in UNITS:
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count:,} bytes"
+
+
+def _fix(transfer: Transfer) -> Fix:
+    stored = transfer.node
+    while stored.op != "leaf" and (below := [item for item in stored.inputs() if item.host and item.shape]):
+        stored = below[0]
+    if stored.op == "leaf" and stored.names and stored.names[0]:
+        name = stored.names[0].rpartition(".")[2]
+        call = f'self.register_buffer("{name}", ..., persistent=False)'
+        return Fix(f"Register it with {call}; it then moves with the module.")
+    at = f" at {line_of(transfer.born)}" if transfer.born else ""
+    return Fix(f"Make the value{at} with device= the tokens' device, or keep it as a non-persistent buffer.")
