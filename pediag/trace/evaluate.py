@@ -77,6 +77,11 @@ class Evaluator:
         assert isinstance(value, torch.Tensor)
         return value
 
+    def result(self, node: Node) -> Any:
+        """All that an operation returns: a tensor, several, or a Python number. Raises Unavailable."""
+        with real_numbers():
+            return self._lookup(node)
+
     def _lookup(self, node: Node) -> Any:
         if node in self._failed:
             raise Unavailable(self._failed[node])

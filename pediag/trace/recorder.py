@@ -256,20 +256,24 @@ class Recorder(TorchDispatchMode):
     def _data_dependent(self, func: Any, bound: Any, named: Any, operands: list[Node]) -> Any:
         if any(node.provenance is CONTENT for node in operands):
             return None
-        probe, _ = self.graph.add(func, bound, named, max(n.provenance for n in operands), _Like(operands[0]))
+        provenance = max(node.provenance for node in operands)
+        probe, new = self.graph.add(func, bound, named, provenance, _Like(operands[0]))
         try:
-            with real_numbers():
-                real = self.evaluator._lookup(probe)
+            real = self.evaluator.result(probe)
         except Unavailable:
             return None
         single = isinstance(real, torch.Tensor)
+        if new:
+            probe.module, probe.frame, probe.host = self.place.module, user_frame(), self._host(operands)
         results = []
         for index, tensor in enumerate([real] if single else real):
             fake = self.fake_mode.from_tensor(tensor)
             node = probe
             if not single:
-                node, _ = self.graph.add("getitem", (probe, index), {}, probe.provenance, tensor)
+                node, _ = self.graph.add("getitem", (probe, index), {}, provenance, tensor)
+                node.module, node.frame, node.host = probe.module, probe.frame, probe.host
             node.shape, node.dtype = tuple(tensor.shape), tensor.dtype
+            self._settle(node, new)
             self.give(fake, node)
             results.append(fake)
         return results[0] if single else tuple(results)
@@ -279,8 +283,7 @@ class Recorder(TorchDispatchMode):
         if operands and all(node.provenance is not CONTENT for node in operands) and not operator.writes:
             probe, _ = self.graph.add(func, bound, named, CONSTANT, _Like(operands[0]), share=False)
             try:
-                with real_numbers():
-                    return self._faked(self.evaluator._lookup(probe))
+                return self._faked(self.evaluator.result(probe))
             except Unavailable:
                 pass
         self.failed_frame, self.failed_module = user_frame(), self.place.module
