@@ -27,7 +27,7 @@ _PROJECTIONS = frozenset(("mm", "addmm", "convolution", "embedding", "attention"
 _JOINING = frozenset(
     ("add", "sub", "cat", "stack", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "select")
     + ("slice", "clone", "_to_copy", "expand", "neg", "getitem", "view_as_real", "view_as_complex", "complex", "write")
-    + ("mutate", "real", "imag", "bmm", "alias", "t", "split", "unbind", "_reshape_alias", "flatten")
+    + ("mutate", "real", "imag", "alias", "t", "split", "unbind", "_reshape_alias")
 )
 _SPLITTING = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "tensor_split"))
 _REARRANGING = _SPLITTING | frozenset(
@@ -266,17 +266,30 @@ class _Finder:
         vectors = generator.standard_normal((2, width)) + (
             1j * generator.standard_normal((2, width)) if before.dtype.is_complex else 0
         )
-        value = torch.from_numpy(vectors[0]).expand(before.shape).clone()
-        if free:
-            value.select(free[0], before.shape[free[0]] - 1).copy_(torch.from_numpy(vectors[1]))
-        try:
-            result = self.reference(end, {**given, before: value})
-        except Unavailable:
+        result = self._replay(before, end, given, vectors, free)
+        if result is None:
             return None
         rows = self._rows(result, self._sequence_sizes(before))
         if rows is None:
             return None
         return (vectors, rows) if free else (vectors[:1], rows[:1])
+
+    def _replay(
+        self, before: Node, end: Node, given: dict[Node, torch.Tensor], vectors: np.ndarray, free: list[int]
+    ) -> torch.Tensor | None:
+        """The end with the vectors in place of ``before``: tried with one head first, since heads are alike."""
+        small = [1 if axis in free else size for axis, size in enumerate(before.shape)]
+        if free:
+            small[free[0]] = 2
+        for shape in (tuple(small), before.shape) if tuple(small) != before.shape else (before.shape,):
+            value = torch.from_numpy(vectors[0]).expand(shape).clone()
+            if free:
+                value.select(free[0], shape[free[0]] - 1).copy_(torch.from_numpy(vectors[1]))
+            try:
+                return self.reference(end, {**given, before: value})
+            except Unavailable:
+                continue
+        return None
 
     def _sequence_sizes(self, before: Node) -> set[int]:
         sizes = {size for size in before.shape[:-1] if size in self.trace.lengths.sequence}
@@ -410,6 +423,8 @@ class Turn:
 
 def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
     """Read a rotation off vectors (k, d) and their images (k, N, d); None when pairs do not turn together."""
+    if np.iscomplexobj(rows) and not np.iscomplexobj(vectors):
+        rows = np.stack((rows.real, rows.imag), axis=-1).reshape(*rows.shape[:-1], -1)
     if np.iscomplexobj(vectors) or np.iscomplexobj(rows):
         if rows.shape[-1] != vectors.shape[-1]:
             return None

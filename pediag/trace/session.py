@@ -17,7 +17,7 @@ from pediag.targets import InputSpec, Target, tensor_for
 from pediag.trace.evaluate import Evaluator
 from pediag.trace.frames import Frame, _is_glue
 from pediag.trace.functions import Functions
-from pediag.trace.graph import Graph, Node, Provenance, Site, ancestors
+from pediag.trace.graph import Graph, Node, Provenance, Site
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
 from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, untouched
 from pediag.trace.operators import UNINITIALISED, describe
@@ -283,15 +283,29 @@ def _sized(item: Any) -> bool:
 
 def _deterministic(node: Node) -> bool:
     """Whether a constructed value follows from its program alone, without random or uninitialised memory."""
-    for part in ancestors(node):
+    pending, seen = [node], {node}
+    while pending:
+        part = pending.pop()
         if part.op == "leaf" and part.source is None:
             return False
         overload = part.args[0] if part.op == "mutate" else part.op
         if not isinstance(overload, str):
             operator = describe(overload)
-            if operator.random or (operator.name in UNINITIALISED and part is node):
+            if operator.random or operator.name in UNINITIALISED:
                 return False
+        operands = [item for item in part.inputs() if item not in seen and not _overwritten(part, item)]
+        seen.update(operands)
+        pending += operands
     return True
+
+
+def _overwritten(part: Node, operand: Node) -> bool:
+    """Whether ``operand`` is only the memory that ``part`` writes, not a value that it reads."""
+    if part.op == "write":
+        return operand is part.args[0] and operand.op_name in UNINITIALISED
+    return part.op == "mutate" and describe(part.args[0]).name in ("fill", "zero", "copy") and (
+        operand is part.args[2][part.args[1]]
+    )
 
 
 def _dimensions(model: nn.Module) -> set[int]:
