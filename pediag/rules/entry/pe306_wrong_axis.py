@@ -211,7 +211,8 @@ def _message(trace: Trace, fault: _Fault) -> str:
     lie = f"the tokens lie along axis {fault.expected} of the content {content}"
     if fault.kind == "new":
         return f"Positions {position} move along an axis where the content has size 1, while {lie}."
-    found = "the batch" if _axis(trace, fault) == "batch" else f"one of size {fault.content.shape[fault.found]}"
+    batch = _axis(trace, fault) == "batch"
+    found = "the batch" if batch else f"one of size {fault.content.shape[fault.found]}"
     return f"Positions {position} fall on axis {fault.found}, {found}, while {lie}."
 
 
@@ -219,15 +220,18 @@ def _effect(facets: Facets, trace: Trace, fault: _Fault) -> str:
     n = facets.seq_len
     if fault.kind == "new":
         return (
-            f"The result is {letters(fault.site.result.shape, trace.sizes)}: each of the {n:,} tokens is combined "
-            f"with all {n:,} positions, {n:,} times the memory, and where that axis is summed no order is left."
+            f"The result is {letters(fault.site.result.shape, trace.sizes)}: each of the {n:,} tokens is "
+            f"combined with all {n:,} positions, {n:,} times the memory, and no order is left where that "
+            "axis "
+            "is summed."
         )
     if fault.kind == "size":
         return _stops(trace, fault, n)
     if fault.kind == "fixed":
         return (
-            f"All {n:,} tokens get the same positions, which differ along axis {fault.found} (the heads, say): word "
-            "order is invisible here."
+            f"All {n:,} tokens get the same positions, which differ along axis {fault.found} (the heads, "
+            "say): "
+            "word order is invisible here."
         )
     return (
         f"All {n:,} tokens of a text share one position, which depends on its place in the batch: word order "
@@ -252,6 +256,7 @@ def _fix(trace: Trace, fault: _Fault) -> Fix:
     at = f" at {line_of(fault.site.frame)}" if fault.site.frame else ""
     return Fix(
         f"Give the positions{at} the shape {letters(right, trace.sizes)}, so that they move along axis "
-        f"{fault.expected} of the content {letters(content, trace.sizes)}; there are .size({fault.expected}) of them."
+        f"{fault.expected} of the content {letters(content, trace.sizes)}; that has "
+        f".size({fault.expected}) of them."
     )
 

@@ -1,0 +1,219 @@
+"""No position reaches attention: the model cannot tell one order of its tokens from another.
+
+## What it does
+
+Fires when a model with attention has no position encoding at any place (added, rotated, in the scores) and
+nothing else that knows order: no recurrence, no convolution along the tokens, no shift. Without any mask of
+positions it is an error, with a causal mask (or a window) a note. It names positions that are computed and
+then go nowhere, or are multiplied by zero.
+
+## Why it matters
+
+Such an encoder is a bag of words: "dog bites man" and "man bites dog" give the same vectors in another
+order, and the same vector after pooling. Training does not raise; the loss ends higher than it should.
+
+## What is checked
+
+For queries, keys and values made token by token, attention without a mask satisfies f(P x) = P f(x) for
+every permutation P of the tokens, and so do layers that act on each token by itself; hence the whole model
+does. The rule counts the places where positions meet content (measured) and looks for operations along the
+token axis that break the symmetry: convolution with a kernel above 1, cumulative sums, Fourier transforms,
+pooling, rolls, flips, and slices that are joined to the sequence again.
+
+## Known limits
+
+It is often said that without positions the attention of a reversed sentence equals that of the sentence.
+The outputs are equivariant: the same vectors, permuted. They are equal only after pooling. A causal mask
+breaks the symmetry: the number of tokens before tells the place, and decoders without encodings are
+published and work, so they get a note. A model with an encoding anywhere is silent, even if one of its
+towers has none. Attention over a fixed number of patches or channels is not judged, since a table of fixed
+size cannot be told from other weights.
+
+## Fix
+
+Add one encoding. If positions are computed but unused, apply them: add the rows to the embeddings, or
+rotate q and k before the attention.
+
+## References
+
+- Yun et al. 2020 (1912.10077), section 1: attention without positions is permutation equivariant.
+- Haviv et al. 2022 (2203.16634) and Kazemnejad et al. 2023 (2305.19466): causal decoders without encodings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pediag.rules.entry._common import complete, line_of, place
+from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+
+if TYPE_CHECKING:
+    from pediag.trace import Attention, Node, Trace
+
+ORDERED = frozenset(
+    ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "cumsum", "cumprod", "logcumsumexp", "cummax")
+) | frozenset(
+    ("cummin", "roll", "flip", "unfold", "im2col", "max_pool1d", "max_pool2d_with_indices", "avg_pool1d")
+) | frozenset(("avg_pool2d", "_fft_r2c", "_fft_c2c"))
+"""Operations whose result depends on the order of what they are given."""
+
+CUTS = frozenset(
+    ("slice", "select", "getitem", "split", "split_with_sizes", "unbind", "index", "index_select", "gather")
+)
+"""Operations that take some tokens out of a sequence."""
+
+
+@rule(
+    code="PE305",
+    name="position-blind",
+    severity="error",
+    basis="theorem",
+    needs=("trace",),
+    references=("Yun et al. 2020, 1912.10077", "Haviv et al. 2022, 2203.16634", "Kazemnejad et al. 2023"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """At most one finding: the model as a whole sees order or it does not."""
+    trace = complete(facets)
+    if not trace.graph.attentions:
+        raise NotApplicable("the model has no attention")
+    if any(encoding.scheme != "mask" for encoding in facets.encodings):
+        return
+    along = [item for item in trace.graph.attentions if _along_tokens(trace, item)]
+    if not along:
+        raise CouldNotCheck(
+            "attention runs over a fixed number of places, not over tokens; a table of fixed size cannot "
+            "be told "
+            "from other weights there"
+        )
+    source = _order(trace)
+    if source is not None:
+        raise NotApplicable(f"no position encoding, but {source.op_name} along the tokens knows order")
+    yield _finding(facets, trace, along)
+
+
+def _along_tokens(trace: Trace, attention: Attention) -> bool:
+    lengths = trace.lengths.sequence
+    if not attention.fused:
+        return any(size in lengths for size in attention.scores.shape[-2:])
+    operands = (attention.query, attention.key)
+    return any(len(node.shape) > 1 and node.shape[-2] in lengths for node in operands)
+
+
+# -- what else knows order ----------------------------------------------------------------------------------
+
+
+def _order(trace: Trace) -> Node | None:
+    """The first operation on content that depends on the order of tokens."""
+    cut: set[Node] = set()
+    for node in trace.graph.nodes:
+        if node.provenance.name != "CONTENT":
+            continue
+        if _knows_order(trace, node):
+            return node
+        whole = any(size in trace.lengths.sequence for size in node.shape)
+        if any(item in cut for item in node.inputs()):
+            if whole:
+                return node
+            cut.add(node)
+        elif _cuts(trace, node):
+            cut.add(node)
+    return None
+
+
+def _knows_order(trace: Trace, node: Node) -> bool:
+    operand = next(node.inputs(), None)
+    if operand is None or not any(size in trace.lengths.sequence for size in operand.shape):
+        return False
+    if node.op_name == "convolution":
+        kernel = node.args[1].shape[2:]
+        places = operand.shape[-len(kernel) :]
+        return any(size in trace.lengths.sequence and k > 1 for size, k in zip(places, kernel, strict=True))
+    return node.op_name in ORDERED
+
+
+def _cuts(trace: Trace, node: Node) -> bool:
+    """Whether a value is some tokens of its operand, fewer than all."""
+    operand = next(node.inputs(), None)
+    if node.op_name not in CUTS or operand is None or operand.provenance.name != "CONTENT":
+        return False
+    lengths = trace.lengths.sequence
+    before = [size for size in operand.shape if size in lengths]
+    return bool(before) and before != [size for size in node.shape if size in lengths]
+
+
+# -- what is said -------------------------------------------------------------------------------------------
+
+
+def _finding(facets: Facets, trace: Trace, along: list[Attention]) -> Finding:
+    masked = any(item.causal for item in along) or any(item.scheme == "mask" for item in facets.encodings)
+    unused = _unused(trace)
+    first = along[0]
+    return Finding(
+        message=_message(unused, masked),
+        effect=_effect(facets.seq_len, masked),
+        where=place(unused.module, unused.frame) if unused else place(first.module, first.frame),
+        evidence=Evidence(0, 1, None, "sites", facets.seq_len),
+        fix=_fix(unused, masked),
+        severity="note" if masked else "error",
+    )
+
+
+def _unused(trace: Trace) -> Node | None:
+    """The last position value of most axes that forward computes and that is no part of a mask."""
+    masks = [item.mask for item in trace.graph.attentions if item.mask is not None]
+    used = _with_operands([*masks, *(node for site in trace.graph.sites for node in site.position)])
+    found = [node for node in trace.graph.nodes if node not in used and _made(node)]
+    return max(found, key=lambda node: (node.dtype.is_floating_point, node.index), default=None)
+
+
+def _made(node: Node) -> bool:
+    """Whether forward itself makes a value of positions here; memory that nothing filled is none."""
+    if node.provenance.name != "POSITION" or node.frame is None or node.op == "leaf":
+        return False
+    return "empty" not in node.op_name
+
+
+def _with_operands(nodes: list[Node]) -> set[Node]:
+    from pediag.trace import ancestors
+
+    return set().union(*(ancestors(node) for node in nodes)) if nodes else set()
+
+
+def _message(unused: Node | None, masked: bool) -> str:
+    if unused is not None:
+        start = f"Positions are computed at {line_of(unused.frame)} but never reach attention"
+    else:
+        start = "No position reaches attention"
+    if masked:
+        return f"{start}; only a mask tells order (0 places where positions enter)."
+    return f"{start}, and no mask tells order (0 places where positions enter)."
+
+
+def _effect(seq_len: int, masked: bool) -> str:
+    if masked:
+        return (
+            f"The place of a token among {seq_len:,} has to be learned from how many keys the mask lets "
+            "it see; "
+            "published decoders do so."
+        )
+    digits = int(math.lgamma(seq_len + 1) / math.log(10))
+    orders = f"10^{digits}" if digits > 6 else f"{math.factorial(seq_len):,}"
+    return (
+        f"All {orders} orders of {seq_len:,} tokens give the same output vectors, only permuted, and the "
+        "same "
+        "vector after pooling: the model is a bag of words."
+    )
+
+
+def _fix(unused: Node | None, masked: bool) -> Fix:
+    if unused is not None:
+        return Fix(
+            f"Use what {line_of(unused.frame)} computes: add it to the token embeddings (not times zero), or "
+            "rotate q and k with it before the attention."
+        )
+    if masked:
+        return Fix("None if a decoder without positions is meant; else rotate q and k by position.")
+    return Fix("Add positions to the tokens, rotate q and k by position, or add a bias to the scores.")
