@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import random
 import sys
@@ -10,35 +9,34 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pediag.trace.recorder import Place
+from pediag.trace.snapshot import Snapshot
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode; afterwards restore attributes, caches, modes, RNG and defaults.
 
-    Attributes are restored to the same objects; dictionaries, lists and sets among them to the same contents.
+    Attributes, and globals of the model's own code, are restored to the same objects, containers among them to
+    the same contents.
     """
-    before = [(module, dict(module.__dict__), _contents(module.__dict__)) for module in model.modules()]
-    cached = [(function, function.cache_info().misses) for function in _cached_functions(model)]
+    before = Snapshot().of_model(model)
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
-    state, python_state = torch.get_rng_state(), random.getstate()
+    state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
-        for module, _, _ in before:
+        for module in model.modules():
             module.__dict__["training"] = False
         yield
     finally:
-        for module, attributes, contents in before:
-            _restore(module, attributes, contents)
-        for function, misses in cached:
-            if function.cache_info().misses != misses:
-                function.cache_clear()
+        before.restore()
         torch.set_rng_state(state)
         random.setstate(python_state)
+        np.random.set_state(numpy_state)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)
 
@@ -78,35 +76,6 @@ def at_end(model: nn.Module, act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _restore(module: nn.Module, attributes: dict[str, Any], contents: list[tuple[Any, Any]]) -> None:
-    if module.__dict__.keys() != attributes.keys() or any(module.__dict__[k] is not v for k, v in attributes.items()):
-        module.__dict__.clear()
-        module.__dict__.update(attributes)
-    for container, copy in contents:
-        if isinstance(container, list):
-            container[:] = copy
-        else:
-            container.clear()
-            container.update(copy)
-
-
-def _cached_functions(model: nn.Module) -> list[Any]:
-    """Memoised functions of the modules the model's classes come from: they must not keep abstract tensors."""
-    names = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
-    found = []
-    for name in names:
-        if name.startswith(("torch.", "builtins")) or name not in sys.modules:
-            continue
-        holders: list[Any] = [sys.modules[name]]
-        holders += [item for item in vars(sys.modules[name]).values() if isinstance(item, type)]
-        for holder in holders:
-            for item in list(vars(holder).values()):
-                item = getattr(item, "__func__", item)
-                if isinstance(item, functools._lru_cache_wrapper):
-                    found.append(item)
-    return found
 
 
 @contextmanager
