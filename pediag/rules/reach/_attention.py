@@ -1,0 +1,195 @@
+"""The attentions that a rotation serves, and the largest distance in tokens that they let it see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pediag.encodings import Rotary
+    from pediag.rules.rule import Facets
+    from pediag.trace import Node, Trace
+    from pediag.trace.graph import Attention
+
+HIDDEN = -9e3
+"""A score with this much added (in logits) is hidden; 1e4 is the usual infinity of half precision."""
+
+WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "local_attention", "window_size")
+"""Config keys that declare the span of tokens that a local layer sees."""
+
+_STOPS = frozenset(("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm"))
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Distances 0 .. ``length`` - 1 (tokens) that attention compares; ``causal`` when only the past is seen."""
+
+    length: int
+    causal: bool
+
+
+def span(facets: Facets, encoding: Rotary) -> Span | None:
+    """The widest span among the attentions that ``encoding`` serves; None when it serves none that is known."""
+    trace = facets.structural
+    assert trace is not None
+    spans = [_of_attention(facets, trace, attention) for attention in served(trace, encoding)]
+    if not spans:
+        return None
+    longest = max(item.length for item in spans)
+    return Span(longest, any(item.causal for item in spans if item.length == longest))
+
+
+def served(trace: Trace, encoding: Rotary) -> Iterator[Attention]:
+    """The attentions whose query or key is turned at a site of ``encoding``."""
+    turned = {site.result for site in encoding.sites}
+    for attention in trace.graph.attentions:
+        if _local(attention.query, attention.key) & turned:
+            yield attention
+
+
+def _local(*operands: Node) -> set[Node]:
+    """Content computed from the operands back to the projections that made it."""
+    from pediag.trace import Provenance
+
+    members: set[Node] = set()
+    pending = list(operands)
+    while pending:
+        node = pending.pop()
+        if node in members or node.provenance is not Provenance.CONTENT:
+            continue
+        members.add(node)
+        if node.op_name not in _STOPS:
+            pending.extend(node.inputs())
+    return members
+
+
+def _of_attention(facets: Facets, trace: Trace, attention: Attention) -> Span:
+    length = facets.seq_len
+    masks = [attention.mask] if attention.mask is not None else []
+    masks += [node for site in trace.graph.sites if site.kind == "bias" for node in _mask_of(site, attention)]
+    causal = attention.causal
+    for mask in dict.fromkeys(masks):
+        seen = _visible(trace, mask, None)
+        if seen is None:
+            continue
+        causal = causal or not bool(np.triu(seen, 1).any())
+        length = min(length, _reach(trace, mask, length))
+    declared = _declared_window(facets, attention)
+    return Span(min(length, declared) if declared else length, causal)
+
+
+def _mask_of(site: Any, attention: Attention) -> tuple[Node, ...]:
+    """What enters the scores of ``attention`` at a bias site in the same module."""
+    from_scores = site.content and site.content[0].index >= attention.scores.index
+    return site.position if site.module == attention.module and from_scores else ()
+
+
+def _visible(trace: Trace, mask: Node, given: dict[Node, Any] | None) -> NDArray[np.bool_] | None:
+    """Which keys (N, M) a mask shows to which queries, for the first text and head; None when unknown."""
+    import torch
+
+    from pediag.trace import Unavailable
+
+    try:
+        value = trace.value(mask, given) if given else trace.value(mask)
+    except Unavailable:
+        return None
+    while value.dim() > 2:
+        value = value[0]
+    if value.dim() < 2 or min(value.shape) < 2:
+        return None
+    shown = value if value.dtype is torch.bool else value > HIDDEN
+    matrix: NDArray[np.bool_] = shown.numpy()
+    if value.dtype is torch.bool and not np.diagonal(matrix).any():
+        matrix = ~matrix
+    return matrix
+
+
+def _reach(trace: Trace, mask: Node, length: int) -> int:
+    """Largest visible distance plus one at ``length`` tokens, by the mask's own program on chosen positions.
+
+    The counters of the program (0, 1, ... N-1) are replaced by N positions spread over ``length``; each round
+    takes them closer around the last distance that is seen.
+    """
+    counters = list(_counters(trace, mask))
+    if not counters:
+        return length
+    size = counters[0].shape[0]
+    near, far = 0, length
+    for _ in range(_ROUNDS):
+        inner = max(size - 2, 1)
+        keys = np.unique(np.linspace(length - far, length - 1 - near, inner).round().astype(np.int64))
+        spots = np.concatenate([keys, np.full(size - keys.size, length - 1)])
+        seen = _at(trace, mask, counters, spots)
+        if seen is None:
+            return length
+        last = seen[-1, : keys.size]
+        distances = length - 1 - keys
+        if not last.any():
+            return length
+        found = int(distances[last].max())
+        hidden = distances[~last & (distances > found)]
+        if not hidden.size:
+            return length if far == length else found + 1
+        near, far = found, int(hidden.min()) + 1
+        if far - near <= 2:
+            break
+    return near + 1
+
+
+def _at(
+    trace: Trace, mask: Node, counters: list[Node], spots: NDArray[np.int64]
+) -> NDArray[np.bool_] | None:
+    import torch
+
+    return _visible(trace, mask, {node: torch.from_numpy(spots).to(node.dtype) for node in counters})
+
+
+def _counters(trace: Trace, mask: Node) -> Iterator[Node]:
+    """The values 0 .. N-1 that a mask's program counts positions with; none when it cuts by index instead."""
+    from pediag.trace import Unavailable
+    from pediag.trace.graph import ancestors
+
+    program = ancestors(mask)
+    if any(node.op_name in ("tril", "triu", "cumsum") for node in program):
+        return
+    for node in program:
+        if node.op_name not in ("arange", "linspace", "leaf") or node.shape != (trace.seq_len,):
+            continue
+        try:
+            if trace.value(node).tolist() == list(range(trace.seq_len)):
+                yield node
+        except Unavailable:
+            continue
+
+
+def _declared_window(facets: Facets, attention: Attention) -> int | None:
+    """The window that the config declares for the layer of ``attention``, if it does and uses it."""
+    config = facets.config
+    if config is None:
+        return None
+    for _, values in config.sections():
+        window = next((values[key] for key in WINDOW_KEYS if _is_length(values.get(key))), None)
+        if window is None or values.get("use_sliding_window") is False:
+            continue
+        kinds = values.get("layer_types")
+        if not isinstance(kinds, list):
+            return None
+        layer = _layer(attention.module)
+        if layer is not None and layer < len(kinds) and "full" not in str(kinds[layer]):
+            return int(window)
+    return None
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _layer(module: str) -> int | None:
+    return next((int(part) for part in module.split(".") if part.isdecimal()), None)

@@ -1,0 +1,253 @@
+"""The rotary base is too small for the length, or pairs turn to angles that training never showed.
+
+## What it does
+
+For each rotary encoding, takes the frequencies as the model computes them (after any scaling) and the largest
+distance its attention can see at this length (a sliding window or a chunk caps it), and finds the first
+distance at which a key like the query is preferred less than a random one. Also, where the trained length is
+known and no scaling is declared, finds the pairs that never finished a turn in training and go on turning.
+
+## Why it matters
+
+Past that distance the rotation works against the content: attention prefers keys that have nothing to do with
+the query. Perplexity hardly shows it, retrieval does: a model of 2B parameters trained at 4096 tokens with too
+small a base kept its perplexity and found only what lay in the last few hundred tokens (Men et al.). A pair
+that sees angles beyond those of training is what makes unscaled rotary models fail past their trained length.
+
+## What is checked
+
+``B(m) = sum_i cos(m w_i)`` over the pairs of the head, where a pair that is not rotated adds 1, and
+``m0 = min {m : B(m) < 0}``. With L the number of distances seen: ``L <= m0`` passes, ``L > m0`` is a note, and
+``L > 5 m0`` in causal attention a warning. The note gives the smallest base with ``B(m) >= 0`` up to L.
+
+Pairs with ``2 pi / w_i > L_train`` while ``L > L_train``: a warning in causal attention, else a note.
+
+## Known limits
+
+The criterion is a theorem under a model (independent, identically distributed components of q and k), not a
+law: half of the published rotary models exceed m0, by up to 4.83 times for ordinary ones (Qwen2.5 at 131,072),
+which is why that much is only a note. The factor 5 is calibrated on them, not derived. Bases above the
+smallest adequate one can fail again, so a base is judged by its own m0 only. A head with half of its pairs
+unrotated always passes. The smallest base is meant for plain, unscaled frequencies of the full rotary width;
+where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072 tokens.
+
+## Fix
+
+For a model yet to be trained: a base of at least the one given. For a trained one do not edit the base alone:
+serve within m0, or extend the model with a scaling (YaRN, LongRoPE) that it is then tuned with.
+
+## References
+
+- Men, Xu et al., Base of RoPE Bounds Context Length (2405.14591), theorem 1 and table 2.
+- Su, kexue.fm/archives/10122: the same bound, tighter.
+- Liu et al., Scaling Laws of RoPE-based Extrapolation (2310.05209): the critical dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
+from pediag.rules.reach._attention import Span, span
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.theory.frequencies import periods
+from pediag.theory.reach import first_negative, smallest_adequate_base
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pediag.encodings import Rotary
+
+WARN_AT = 5.0
+"""L / m0 above which causal attention is a warning; the largest ordinary published model has 4.83."""
+
+LONGEST_SEARCHED = 131_072
+"""Tokens up to which the smallest adequate base is searched for: a second or two; a minute at a million."""
+
+LONGEST_SCANNED = 1 << 24
+"""Distances that are scanned: beyond it float32 does not hold whole positions."""
+
+FIT, FIT_POWER = 0.0424, 1.628
+"""Men et al. fit the smallest base of width 128 by 0.0424 L^1.628."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """``first`` distance with B < 0 (None: none below the length), pairs with angles not seen in training."""
+
+    first: int | None
+    unseen: int
+
+
+@rule(
+    code="PE501",
+    name="theta-saturation",
+    severity="warning",
+    basis="published result",
+    needs=("trace",),
+    references=("Men et al. 2405.14591", "Su, kexue.fm/archives/10122", "Liu et al. 2310.05209"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """One finding for each rotary encoding that sees further than it can tell keys apart."""
+    from pediag.encodings import Rotary
+
+    rotations = [encoding for encoding in facets.encodings if isinstance(encoding, Rotary)]
+    if not rotations:
+        raise NotApplicable("the model has no rotary encoding")
+    sound = [encoding for encoding in rotations if _sound(encoding.frequencies)]
+    if not sound:
+        raise CouldNotCheck("the rotary frequencies are not finite; see PE201")
+    for encoding in sound:
+        seen = span(facets, encoding)
+        if seen is None:
+            continue
+        w = effective_frequencies(facets, encoding)
+        limited = Span(min(seen.length, LONGEST_SCANNED), seen.causal)
+        found = reach(w, unrotated(encoding), limited.length, _trained(facets, encoding))
+        if found.first is not None:
+            yield _saturated(facets, encoding, limited, found)
+        elif found.unseen:
+            yield _untrained(facets, encoding, limited, found)
+
+
+def reach(w: NDArray[np.float64], unrotated_pairs: int, length: int, trained: int | None) -> Reach:
+    """What frequencies w (r/2,), radians per token, do over distances 0 .. length - 1."""
+    first = first_negative(w, length, unrotated_pairs)
+    unseen = 0
+    if trained is not None and length > trained:
+        unseen = int(np.count_nonzero((periods(w) > trained) & (w > 0)))
+    return Reach(first, unseen)
+
+
+def severity_of(length: int, first: int, causal: bool) -> Severity:
+    """Note up to ``WARN_AT`` times the first failing distance or without a causal mask, else warning."""
+    return "warning" if causal and length > WARN_AT * first else "note"
+
+
+def unrotated(encoding: Rotary) -> int:
+    """Pairs of the head that do not turn."""
+    return max(0, (encoding.head_width - encoding.width) // 2)
+
+
+def effective_frequencies(facets: Facets, encoding: Rotary) -> NDArray[np.float64]:
+    """Frequencies (r/2,) at the length asked about, where the program shows them; else at the short length."""
+    from pediag.rules._angles import at_length
+
+    return at_length(facets, encoding)
+
+
+def _sound(w: NDArray[np.float64]) -> bool:
+    return bool(w.size and np.isfinite(w).all() and np.any(w != 0))
+
+
+def _trained(facets: Facets, encoding: Rotary) -> int | None:
+    """The trained length when the frequencies are unscaled and none is declared for them, else None."""
+    plain = encoding.parameters.get("scaling", {}).get("rope_type") == "default"
+    return facets.train_len if plain and not _declares_scaling(facets.config) else None
+
+
+def _declares_scaling(config: Any) -> bool:
+    for _, values in config.sections() if config is not None else ():
+        for key in ("rope_type", "type"):
+            if isinstance(values.get(key), str) and values[key] not in ("default", "mrope") and "factor" in values:
+                return True
+    return False
+
+
+def _saturated(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Finding:
+    assert found.first is not None
+    ratio = seen.length / found.first
+    base = adequate_base(encoding.width, seen.length)
+    message = (
+        f"B(m) falls below zero at m0 = {found.first:,} tokens; attention sees {seen.length:,}, "
+        f"{ratio:.3g} times as many."
+    )
+    return Finding(
+        message=message,
+        effect=_effect(facets, encoding, seen, found),
+        where=_where(facets, encoding),
+        evidence=Evidence(
+            measured=found.first, expected=seen.length, limit=WARN_AT, unit="tokens", seq_len=facets.seq_len
+        ),
+        fix=Fix(_advice(encoding, seen, found, base)),
+        severity=severity_of(seen.length, found.first, seen.causal),
+        scheme=encoding.scheme,
+    )
+
+
+def _effect(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> str:
+    assert found.first is not None
+    share = 1 - found.first / seen.length
+    text = (
+        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0, where a key "
+        "like the query can score below a random one: retrieval suffers before perplexity does."
+    )
+    if found.unseen:
+        text += f" {found.unseen} of {encoding.width // 2} pairs also meet angles not seen in training."
+    return text
+
+
+def _advice(encoding: Rotary, seen: Span, found: Reach, base: str) -> str:
+    current = encoding.parameters.get("base")
+    now = f" (now {current:,.6g})" if isinstance(current, (int, float)) else ""
+    return (
+        f"For a model yet to be trained use a base of at least {base} without scaling{now}; a trained one "
+        f"serves within {found.first:,} tokens of distance, or is tuned with a scaling to {seen.length:,}."
+    )
+
+
+@cache
+def adequate_base(width: int, length: int) -> str:
+    """The smallest adequate base of a rotary width for a length in tokens, rounded up, as text."""
+    if length > LONGEST_SEARCHED:
+        return f"about {FIT * length**FIT_POWER:.2g} (published fit for width 128)"
+    base = smallest_adequate_base(width, max(length, 2))
+    if base is None:
+        return "1e12 or more: no practical base reaches this length at this width"
+    step = 10.0 ** (math.floor(math.log10(base)) - 3)
+    return f"{math.ceil(base / step) * step:,.0f}"
+
+
+def _untrained(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Finding:
+    pairs = encoding.width // 2
+    w = encoding.frequencies
+    longest = float(periods(w[w > 0]).max())
+    return Finding(
+        message=(
+            f"{found.unseen} of {pairs} pairs never finish a turn within the trained {facets.train_len:,} "
+            f"tokens, and attention sees {seen.length:,} without scaling."
+        ),
+        effect=(
+            f"From token {facets.train_len:,} to {seen.length:,} these pairs meet angles that training never "
+            "showed; unscaled rotary models lose coherence there."
+        ),
+        where=_where(facets, encoding),
+        evidence=Evidence(
+            measured=round(longest, 1),
+            expected=facets.train_len,
+            limit=facets.train_len,
+            unit="tokens per turn",
+            seq_len=facets.seq_len,
+        ),
+        fix=Fix(
+            f"Serve within {facets.train_len:,} tokens, or declare and tune a scaling (YaRN with factor "
+            f"{math.ceil(seen.length / (facets.train_len or 1))}); --train-len says what was trained."
+        ),
+        severity="warning" if seen.causal else "note",
+        scheme=encoding.scheme,
+    )
+
+
+def _where(facets: Facets, encoding: Rotary) -> Where:
+    return Where(
+        module=encoding.modules[0] if encoding.modules else "",
+        encoding=encoding.id,
+        file=encoding.source_file,
+        line=encoding.source_line,
+    )
