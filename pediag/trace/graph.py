@@ -32,7 +32,7 @@ class Node:
     ``op`` is an ATen overload or one of the names of :mod:`pediag.trace.evaluate` (``leaf``, ``getitem``,
     ``mutate``, ``write``, ``out``, ``assume``, ``buffer``, ``attention``). ``moving`` holds the axes along which the
     value changes and whose size is a length of the trace. ``host`` says that the value was made on the host,
-    whatever the device of the model.
+    whatever the device of the model; ``stored`` that it is a parameter or buffer of the model.
     """
 
     __slots__ = (
@@ -50,6 +50,7 @@ class Node:
         "provenance",
         "shape",
         "source",
+        "stored",
         "trainable",
     )
 
@@ -79,6 +80,7 @@ class Node:
         self.names: list[str] = []
         self.source: Callable[[], torch.Tensor] | None = None
         self.trainable = False
+        self.stored = False
 
     @property
     def op_name(self) -> str:

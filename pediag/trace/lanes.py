@@ -11,7 +11,9 @@ from pediag.trace.evaluate import Lane
 from pediag.trace.graph import Node
 from pediag.trace.operators import describe
 
-_MATRIX_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot"))
+_MATRIX_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "addmv", "addbmm", "matmul", "mv", "dot"))
+# The first operand of these is added to the product, in full precision.
+_WITH_ADDEND = frozenset(("addmm", "baddbmm", "addmv", "addbmm"))
 _WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -61,7 +63,7 @@ class Cast(Lane):
         self._dtype = dtype
 
     def leaf(self, node: Node, tensor: torch.Tensor) -> torch.Tensor:
-        if node.names and tensor.is_floating_point():
+        if node.stored and tensor.is_floating_point():
             return tensor.to(self._dtype)
         return tensor
 
@@ -72,9 +74,14 @@ class TF32(Lane):
     name = "tf32"
 
     def call(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if describe(func).name in _MATRIX_PRODUCTS:
-            args = tuple(to_tf32(a) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a for a in args)
+        name = describe(func).name
+        if name in _MATRIX_PRODUCTS:
+            first = 1 if name in _WITH_ADDEND else 0
+            args = (*args[:first], *(self._rounded(item) for item in args[first:]))
         return func(*args, **kwargs)
+
+    def _rounded(self, item: Any) -> Any:
+        return to_tf32(item) if isinstance(item, torch.Tensor) and item.dtype == torch.float32 else item
 
 
 def to_tf32(tensor: torch.Tensor) -> torch.Tensor:

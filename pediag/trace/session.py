@@ -111,7 +111,7 @@ class Session:
             if name not in node.names:
                 node.names.append(name)
             node.trainable = isinstance(tensor, nn.Parameter)
-            node.host = False
+            node.host, node.stored = False, True
             self.fakes[name], self.leaves[name] = fake, node
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
