@@ -26,7 +26,9 @@ SAME = 1e-3
 SAME_AT_LEAST = 1e-6
 """... or within this many radians per token: angles are read off cosines held in float32."""
 
-PRODUCTS = frozenset(("mul", "div", "outer", "mm", "bmm", "mv", "addmm", "baddbmm", "ger", "matmul", "linear"))
+PRODUCTS = frozenset(
+    ("mul", "div", "outer", "mm", "bmm", "mv", "addmm", "baddbmm", "ger", "matmul", "linear")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,18 @@ if TYPE_CHECKING:
 HIDDEN = -9e3
 """A score with this much added (in logits) is hidden; 1e4 is the usual infinity of half precision."""
 
-WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "local_attention", "window_size")
+WINDOW_KEYS = (
+    "sliding_window",
+    "attention_chunk_size",
+    "sliding_window_size",
+    "local_attention",
+    "window_size",
+)
 """Config keys that declare the span of tokens that a local layer sees."""
 
-_STOPS = frozenset(("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm"))
+_STOPS = frozenset(
+    ("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm")
+)
 _ROUNDS = 4
 
 
@@ -79,7 +87,7 @@ def _of_attention(facets: Facets, trace: Trace, attention: Attention) -> Span:
         if seen is None:
             continue
         causal = causal or not bool(np.triu(seen, 1).any())
-        length = min(length, _reach(trace, mask, length))
+        length = min(length, _shown(seen) or _cut(mask) or _reach(trace, mask, length))
     declared = _declared_window(facets, attention)
     return Span(min(length, declared) if declared else length, causal)
 
@@ -111,41 +119,62 @@ def _visible(trace: Trace, mask: Node, given: dict[Node, Any] | None) -> NDArray
     return matrix
 
 
+def _shown(seen: NDArray[np.bool_]) -> int | None:
+    """Largest visible distance plus one when the mask (N, M) ends it below N; else None."""
+    rows, keys = np.nonzero(seen)
+    widest = int((rows - keys).max(initial=0)) + 1
+    return widest if widest < min(seen.shape) else None
+
+
+def _cut(mask: Node) -> int | None:
+    """The window of a mask that is cut along diagonals further out than the trace is long; else None."""
+    from pediag.trace.graph import ancestors
+
+    widths = []
+    for node in ancestors(mask):
+        if node.op_name in ("tril", "triu") and len(node.args) > 1 and isinstance(node.args[1], int):
+            diagonal = node.args[1] if node.op_name == "tril" else node.args[1] - 1
+            if -diagonal >= min(mask.shape[-2:]):
+                widths.append(-diagonal)
+    return min(widths, default=None)
+
+
 def _reach(trace: Trace, mask: Node, length: int) -> int:
     """Largest visible distance plus one at ``length`` tokens, by the mask's own program on chosen positions.
 
-    The counters of the program (0, 1, ... N-1) are replaced by N positions spread over ``length``; each round
-    takes them closer around the last distance that is seen.
+    The counters of the program (0, 1, ... N-1) are replaced by N positions spread over ``length``. Asked from
+    the last query, and from the one before the first key that this one sees: the last of a whole chunk.
     """
     counters = list(_counters(trace, mask))
     if not counters:
         return length
+    reach = _reach_from(trace, mask, counters, length - 1)
+    before = length - 1 - reach
+    return reach if before < 0 else max(reach, _reach_from(trace, mask, counters, before))
+
+
+def _reach_from(trace: Trace, mask: Node, counters: list[Node], query: int) -> int:
+    """Largest visible distance plus one from one query; each round takes keys closer to the last one seen."""
     size = counters[0].shape[0]
-    near, far = 0, length
+    near, far = 0, query + 1
     for _ in range(_ROUNDS):
-        inner = max(size - 2, 1)
-        keys = np.unique(np.linspace(length - far, length - 1 - near, inner).round().astype(np.int64))
-        spots = np.concatenate([keys, np.full(size - keys.size, length - 1)])
+        keys = np.unique(np.linspace(query + 1 - far, query - near, size - 2).round().astype(np.int64))
+        spots = np.concatenate([keys, np.full(size - keys.size, query)])
         seen = _at(trace, mask, counters, spots)
         if seen is None:
-            return length
-        last = seen[-1, : keys.size]
-        distances = length - 1 - keys
-        if not last.any():
-            return length
-        found = int(distances[last].max())
+            return query + 1
+        last, distances = seen[-1, : keys.size], query - keys
+        found = int(distances[last].max(initial=near))
         hidden = distances[~last & (distances > found)]
         if not hidden.size:
-            return length if far == length else found + 1
+            return max(found + 1, far if far == query + 1 else 0)
         near, far = found, int(hidden.min()) + 1
         if far - near <= 2:
             break
     return near + 1
 
 
-def _at(
-    trace: Trace, mask: Node, counters: list[Node], spots: NDArray[np.int64]
-) -> NDArray[np.bool_] | None:
+def _at(trace: Trace, mask: Node, counters: list[Node], spots: NDArray[np.int64]) -> NDArray[np.bool_] | None:
     import torch
 
     return _visible(trace, mask, {node: torch.from_numpy(spots).to(node.dtype) for node in counters})

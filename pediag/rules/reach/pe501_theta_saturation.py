@@ -155,7 +155,11 @@ def _trained(facets: Facets, encoding: Rotary) -> int | None:
 def _declares_scaling(config: Any) -> bool:
     for _, values in config.sections() if config is not None else ():
         for key in ("rope_type", "type"):
-            if isinstance(values.get(key), str) and values[key] not in ("default", "mrope") and "factor" in values:
+            if (
+                isinstance(values.get(key), str)
+                and values[key] not in ("default", "mrope")
+                and "factor" in values
+            ):
                 return True
     return False
 
