@@ -43,12 +43,29 @@ _FACTORIES = {
     torch.empty,
     torch.tensor,
     torch.as_tensor,
+    torch.asarray,
+    torch.frombuffer,
     torch.from_numpy,
     torch.tril_indices,
     torch.triu_indices,
     torch.Tensor.__new__,
 }
+# With a tensor in hand these are conversions, with a device also moves.
+_CONVERSIONS = {torch.as_tensor, torch.asarray}
+# What stands for an accelerator that this machine does not have.
+_HERE = torch.device("cpu")
 _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+
+
+def _absent(device: Any) -> bool:
+    """Whether a device is named that this machine does not have; code written for one runs on what there is."""
+    if not isinstance(device, (str, torch.device)):
+        return False
+    kind = str(device).partition(":")[0]
+    if kind in ("cpu", "meta"):
+        return False
+    backend = getattr(torch, kind, None)
+    return hasattr(backend, "is_available") and not backend.is_available()
 
 
 class Functions(TorchFunctionMode):
@@ -69,6 +86,8 @@ class Functions(TorchFunctionMode):
             self.handlers.update(dict.fromkeys(group, handler))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and "device" in kwargs and _absent(kwargs["device"]):
+            kwargs = {**kwargs, "device": _HERE}
         handler = self.handlers.get(func)
         if handler is None:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -86,8 +105,10 @@ class Functions(TorchFunctionMode):
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
         place = self.recorder.place
         outer = place.host, place.making
-        moved = func is torch.as_tensor and args and isinstance(args[0], torch.Tensor)
-        place.host = kwargs.get("device") is None and not moved and torch.get_default_device().type == "cpu"
+        if func in _CONVERSIONS and args and isinstance(args[0], torch.Tensor):
+            return self._move(func, args, kwargs)
+        device = kwargs.get("device")
+        place.host = device == "cpu" or (device is None and torch.get_default_device().type == "cpu")
         place.making = True
         try:
             return func(*args, **kwargs)
@@ -101,12 +122,15 @@ class Functions(TorchFunctionMode):
     def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.recorder.place.constructing:
             args = (self.recorder.abstract(args[0]), *args[1:])
-        result = func(*args, **kwargs)
+        if func is torch.Tensor.cuda and _absent("cuda"):
+            result = args[0].view_as(args[0])
+        else:
+            result = func(*(_HERE if _absent(item) else item for item in args), **kwargs)
         recorder = self.recorder
         if recorder.place.constructing or not self._names_device(func, args[1:], kwargs):
             return result
         node = recorder.node_of(args[0])
-        if not node.host:
+        if not node.host or not node.shape:
             return result
         transfer = Transfer(node, recorder.place.module, user_frame(), self._birth(node))
         recorder.graph.transfers.append(transfer)
@@ -119,9 +143,9 @@ class Functions(TorchFunctionMode):
 
     def _names_device(self, func: Any, rest: Any, kwargs: Any) -> bool:
         """Whether a conversion moves to a device that is not spelled as the host."""
-        if func is not torch.Tensor.to:
+        if func in (torch.Tensor.cuda, torch.Tensor.type_as):
             return True
-        named = [*rest, kwargs.get("device"), kwargs.get("other")]
+        named = [*rest, kwargs.get("device")]
         for item in named:
             if isinstance(item, (torch.Tensor, torch.device)):
                 return True

@@ -154,7 +154,7 @@ class Recorder(TorchDispatchMode):
             return known[1]
         fake = self.fake_mode.from_tensor(tensor)
         place = self.place
-        host = tensor.dim() > 0 and not place.constructing and (place.host or not (literal and place.making))
+        host = not place.constructing and (place.host or not (literal and place.making))
         key = ("literal", host, digest(tensor)) if tensor.numel() <= _DIGESTED_BELOW else None
         node = self.graph.shared.get(key) if key else None
         new = node is None
@@ -362,8 +362,8 @@ class Recorder(TorchDispatchMode):
     def _host(self, operands: list[Node]) -> bool:
         if not operands:
             return self.place.host and not self.place.constructing
-        sized = [node for node in operands if node.shape]
-        return bool(sized) and all(node.host for node in sized)
+        sized = [node for node in operands if node.shape] or operands
+        return all(node.host for node in sized)
 
     def _assume(self, name: str, operands: list[Node], bound: Any) -> bool | None:
         """What a comparison of content with a constant says when no token is special."""
