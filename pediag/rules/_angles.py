@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-SAME = 1e-3
-"""Two readings of one frequency (measured from angles, and stored) agree within this share of it."""
+SAME = 1e-2
+"""Two readings of one frequency (measured from angles, and stored, perhaps in bfloat16) agree within this share."""
 
 SAME_AT_LEAST = 1e-6
 """... or within this many radians per token: angles are read off cosines held in float32."""
@@ -44,12 +44,13 @@ def pairs_of(factor: Floats, frequencies: Floats) -> NDArray[np.int64] | None:
     """Which entries of a flat frequency factor are the pairs of ``frequencies``; None when they are not in it."""
     size = frequencies.size
     turning = np.flatnonzero(factor)
+    best: tuple[float, NDArray[np.int64] | None] = (1.0, None)
     for chosen in (turning[:size], turning[::2], turning[-size:]):
-        if chosen.size == size and np.allclose(
-            np.abs(factor[chosen]), np.abs(frequencies), rtol=SAME, atol=SAME_AT_LEAST
-        ):
-            return chosen
-    return None
+        if chosen.size == size:
+            allowed = SAME * np.abs(frequencies) + SAME_AT_LEAST
+            apart = np.abs(np.abs(factor[chosen]) - np.abs(frequencies)) / allowed
+            best = min(best, (float(apart.max(initial=0.0)), chosen), key=lambda item: item[0])
+    return best[1]
 
 
 def factor_of(trace: Trace, node: Node | None) -> Floats | None:

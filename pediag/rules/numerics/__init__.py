@@ -1,0 +1,1 @@
+"""Number formats: what they do to positions, frequencies and tables."""

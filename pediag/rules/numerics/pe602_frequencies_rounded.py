@@ -1,0 +1,332 @@
+"""The frequencies of a rotation or sinusoid were rounded to half precision.
+
+## What it does
+
+Looks at the frequencies that positions are multiplied with (a buffer such as ``inv_freq``, or what forward
+makes of it) and at every value between the stored buffer and the product. Fires when they hold bfloat16 or
+float16 numbers while the formula they come from does not give such numbers, whatever their dtype is now. A
+table of cosines made ahead is judged by the frequencies recovered from its rows.
+
+## Why it matters
+
+The angle is position times frequency, so a relative error of 2^-9 becomes radians at a few thousand tokens:
+with base 10000 and width 128 it is 1.25 rad at position 1023 and 10 rad at 8191. Nothing fails; long texts
+just come out wrong. ``model.to(torch.bfloat16)``, ``.half()``, engines and wrappers that cast buffers do this.
+A later ``.float()`` restores the dtype, not the digits.
+
+## What is checked
+
+``max_i (L - 1) |w_i - f_i|`` in radians, w the frequencies as used, f the float64 formula: what the config
+declares when it explains w within 1 %, else the formula recovered from w. It must exceed what float32 allows,
+``16 u32 (1 + ln base)`` relative (measured: pow 1.42 u32, exp up to 28 u32), and the numbers must be those of a
+half format or have passed through one.
+
+## Known limits
+
+Cosines and sines that were finished in float32 and then cast lose half a unit in the last place at every
+position; that is harmless and silent. Frequencies that no formula explains (learned, or a list that the config
+does not give) are judged only when their store has a half dtype, by the bound u m w. Rounding that happens to
+positions or to the product is PE601 and PE603.
+
+## Fix
+
+Keep the frequencies in float32 (cast parameters only, or recompute the buffer after the cast), or make them in
+float32 inside forward.
+
+## References
+
+- huggingface/transformers 25681, 29285; deepspeedai/DeepSpeed 8066; Modalities 462.
+- Wang et al. 2411.13476: bfloat16 breaks the relative property of rotary encodings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pediag.rules import _angles
+from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.theory.frequencies import rope_type, scaled
+from pediag.theory.recover import identify
+from pediag.theory.rounding import frequency_tolerance, phase_error, precision_of, round_to, unit_roundoff
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pediag.encodings import Rotary, Sinusoidal
+    from pediag.trace import Node
+
+    Floats = NDArray[np.float64]
+
+HALF = ("bfloat16", "float16")
+
+NOTICED = 0.1
+"""Radians at which a phase error is called noticeable in the effect (facts: 0.1 rad moves a cosine by 0.1)."""
+
+MEASURED_NOISE = 3e-9
+"""Radians per token by which frequencies read off float32 cosines over a hundred tokens are wrong."""
+
+NEAR = 0.05
+"""Share of a roundoff within which a frequency read off a table counts as a number of that format."""
+
+ENOUGH = 4
+"""Pairs that must say so: rounded by chance all of four lie that near with probability 1e-4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Frequencies (r/2,) in a half ``form``, and the float64 ones of a ``base`` that they stand for.
+
+    ``cast`` says that forward itself rounds them, the stored ones being finer.
+    """
+
+    used: Floats
+    meant: Floats | None
+    base: float | None
+    form: str
+    name: str
+    cast: bool = False
+    scaling: str = "default"
+
+
+@rule(
+    code="PE602",
+    name="frequencies-rounded",
+    severity="error",
+    basis="measured here",
+    needs=("trace",),
+    references=("transformers issue 25681", "DeepSpeed issue 8066", "Wang et al. 2411.13476"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """One finding for each encoding whose frequencies are rounded."""
+    from pediag.encodings import Rotary, Sinusoidal
+
+    waves = [item for item in facets.encodings if isinstance(item, (Rotary, Sinusoidal))]
+    if not waves:
+        raise NotApplicable("the model has no sinusoid and no rotary encoding")
+    if facets.structural is None:
+        raise CouldNotCheck("the target holds no code to run; give the model")
+    seen: set[object] = set()
+    for encoding in waves:
+        found = rounded(facets, encoding)
+        if found is None:
+            continue
+        finding = _finding(facets, encoding, found)
+        place = (finding.where.file, finding.where.line, finding.evidence.measured)
+        if place not in seen:
+            seen.add(place)
+            yield finding
+
+
+def rounded(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
+    """How the frequencies of an encoding are rounded; None when they are not."""
+    used = _angles.stored(facets, encoding)
+    if used is not None:
+        return _of_program(facets, encoding, used)
+    return _of_table(facets, encoding)
+
+
+def _of_program(facets: Facets, encoding: Rotary | Sinusoidal, used: Floats) -> Rounded | None:
+    """Frequencies that the program shows: half by dtype somewhere on their way, or by their numbers."""
+    if not np.isfinite(used).all():
+        return None
+    passed = _passed(facets, encoding.factor)
+    held = precision_of(used)
+    form = passed[0] if passed else (held if held in HALF else None)
+    if form is None:
+        return None
+    name = passed[1] if passed else _name(encoding)
+    meant, base, scaling = formula(facets, encoding, used, form)
+    if meant is None:
+        simple = precision_of_bits(used) <= 4
+        trained = encoding.factor is not None and encoding.factor.trainable
+        return None if simple or trained or not passed else Rounded(used, None, None, form, name)
+    if _within_float32(used, meant, base):
+        return None
+    return Rounded(used, meant, base, form, name, bool(passed and passed[2]), scaling)
+
+
+def precision_of_bits(values: Floats) -> int:
+    """Significant bits that the values need; few of them make a number that any format holds."""
+    for bits in range(1, 12):
+        mantissa, exponent = np.frexp(values)
+        if np.array_equal(np.round(np.ldexp(mantissa, bits)), np.ldexp(mantissa, bits)):
+            return bits
+    return 53
+
+
+def _passed(facets: Facets, factor: Node | None) -> tuple[str, str, bool] | None:
+    """(format, name, whether forward made it) of the half value that a factor's numbers went through, or None."""
+    from pediag.trace.graph import ancestors
+
+    trace = facets.structural
+    assert trace is not None
+    if factor is None:
+        return None
+    for node in sorted(ancestors(factor), key=lambda item: -item.index):
+        form = str(node.dtype).removeprefix("torch.")
+        numbers = _angles.factor_of(trace, node) if form in HALF and node.numel > 1 else None
+        if numbers is not None and _fractional(numbers):
+            stored = any(str(part.dtype).removeprefix("torch.") == form for part in ancestors(node) if part.names)
+            return form, _name_of(node) or _name_of(factor), not stored
+    return None
+
+
+def _fractional(numbers: Floats) -> bool:
+    """Whether numbers are frequencies rather than exponents 0, 2, 4 ... that a half format holds."""
+    return bool(np.isfinite(numbers).all() and np.any(numbers != np.rint(numbers)) and np.all(numbers >= 0))
+
+
+def _name_of(node: Node) -> str:
+    names = _angles.names_of(node)
+    return names[0] if names else ""
+
+
+def _name(encoding: Rotary | Sinusoidal) -> str:
+    if encoding.factor is not None:
+        return _name_of(encoding.factor)
+    table = encoding.table
+    return _name_of(table.leaf) if table is not None else ""
+
+
+def formula(
+    facets: Facets, encoding: Rotary | Sinusoidal, used: Floats, form: str
+) -> tuple[Floats | None, float | None, str]:
+    """The float64 frequencies meant, declared or recovered, with base and scaling; None when nothing explains them."""
+    share = max(0.01, 4 * unit_roundoff(form))
+    entry = _angles.declared(facets, encoding.width, used, within=share)
+    if entry is not None:
+        return entry.frequencies, entry.base, str(rope_type(entry.scaling))
+    found = identify(used)
+    if not found.known or found.base is None:
+        found = identify(np.asarray(round_to(used, form), dtype=np.float64))
+    if found.known and found.base is not None:
+        meant = _rebuilt(found, used.size)
+        if meant is not None:
+            return meant, found.base, str(found.scaling["rope_type"])
+    return (*_sinusoid_formula(encoding, used, share), "default")
+
+
+def _rebuilt(found: Any, pairs: int) -> Floats | None:
+    w = scaled(found.base, found.width, found.scaling)
+    return w[:pairs] if w.size >= pairs else None
+
+
+def _sinusoid_formula(
+    encoding: Rotary | Sinusoidal, used: Floats, share: float
+) -> tuple[Floats | None, float | None]:
+    """The tensor2tensor exponents, ``i / (pairs - 1)``, where the base found is that of a sinusoid."""
+    base = encoding.parameters.get("base")
+    if not isinstance(base, (int, float)) or base <= 1 or used.size < 2:
+        return None, None
+    index = np.arange(used.size)
+    for steps in (used.size, used.size - 1):
+        w = float(base) ** (-index / steps)
+        if np.allclose(w, used, rtol=share, atol=0.0):
+            return w, float(base)
+    return None, None
+
+
+def _within_float32(used: Floats, meant: Floats, base: float | None) -> bool:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = np.where(used == meant, 0.0, np.abs(used - meant) / np.abs(meant))
+    return bool(apart.max() <= frequency_tolerance(max(base or 10000.0, 2.0)))
+
+
+def _of_table(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
+    """Frequencies read off a finished table: half when nearly every one is a number of that format."""
+    w = np.abs(encoding.frequencies)
+    if not np.isfinite(w).all():
+        return None
+    for form in HALF:
+        near = np.asarray(round_to(w, form), dtype=np.float64)
+        if not _lies_on(w, near, unit_roundoff(form)):
+            continue
+        meant, base, scaling = formula(facets, encoding, near, form)
+        if meant is None or _within_float32(near, meant, base) or _lies_on(w, meant, unit_roundoff(form)):
+            continue
+        return Rounded(near, meant, base, form, _name(encoding), scaling=scaling)
+    return None
+
+
+def _lies_on(w: Floats, near: Floats, roundoff: float) -> bool:
+    """Whether every frequency that was measured well enough lies on ``near``, and enough of them do."""
+    telling = roundoff * w * NEAR > MEASURED_NOISE
+    off = np.abs(w - near) > NEAR * roundoff * w + MEASURED_NOISE
+    return int(telling.sum()) >= ENOUGH and not bool(off[telling].any())
+
+
+def _finding(facets: Facets, encoding: Rotary | Sinusoidal, found: Rounded) -> Finding:
+    last = max(facets.seq_len - 1, 1)
+    error = _error(found, last)
+    module, frame = _angles.spot(facets, encoding)
+    name = f"{found.name} " if found.name else ""
+    name = f"behind {name}" if name and encoding.factor is None else name
+    bound = "" if found.meant is not None else "up to "
+    return Finding(
+        message=(
+            f"The frequencies {name}hold {found.form} numbers: the angle at position {last:,} is off by "
+            f"{bound}{error:.3g} rad."
+        ),
+        effect=_effect(found, last, error),
+        where=Where(
+            module=module or (encoding.modules[0] if encoding.modules else ""),
+            encoding=encoding.id,
+            file=frame.file if frame is not None else encoding.source_file,
+            line=frame.line if frame is not None else encoding.source_line,
+        ),
+        evidence=Evidence(
+            measured=error,
+            expected=0.0,
+            limit=_limit(found, last),
+            unit="rad",
+            seq_len=facets.seq_len,
+        ),
+        fix=Fix(_advice(encoding, found)),
+        scheme=encoding.scheme,
+    )
+
+
+def _error(found: Rounded, position: int) -> float:
+    """Radians at ``position``: against the formula, or the bound u m w where there is none."""
+    if found.meant is not None:
+        return phase_error(found.used, found.meant, position)
+    return float(unit_roundoff(found.form) * position * np.abs(found.used).max())
+
+
+def _limit(found: Rounded, position: int) -> float:
+    """Radians that float32 frequencies may be off by."""
+    w = found.meant if found.meant is not None else found.used
+    allowed = frequency_tolerance(max(found.base or 10000.0, 2.0)) * position * float(np.abs(w).max())
+    return float(f"{allowed:.3g}")
+
+
+def _effect(found: Rounded, last: int, error: float) -> str:
+    first = math.ceil(NOTICED / (_error(found, 1) or 1e-30))
+    text = f"At {last + 1:,} tokens far tokens are turned by {error:.3g} rad too much or too little"
+    if first <= last:
+        text += f"; the error passes {NOTICED} rad at position {first:,}"
+    return text + ". Nothing fails. A later .float() does not restore the digits."
+
+
+def _advice(encoding: Rotary | Sinusoidal, found: Rounded) -> str:
+    name = found.name or "the frequencies"
+    rebuilt = f": {written(found)}" if found.base is not None else ""
+    if encoding.factor is None:
+        return f"Build {name} again from float32 frequencies{rebuilt}; cast only the finished table."
+    if found.cast:
+        return f"Keep {name} in float32 up to the angle: cast cos and sin, not the frequencies{rebuilt}."
+    return f"Keep {name} in float32 through every cast, or recompute it after the cast{rebuilt}."
+
+
+def written(found: Rounded) -> str:
+    """The frequencies as one line of PyTorch, in float32."""
+    base = f"{found.base:.17g}"
+    width = 2 * found.used.size
+    then = f", then the {found.scaling} scaling" if found.scaling != "default" else ""
+    return f"1.0 / {base} ** (torch.arange(0, {width}, 2, dtype=torch.float32) / {width}){then}"
