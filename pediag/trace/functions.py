@@ -182,6 +182,8 @@ class Functions(TorchFunctionMode):
         provenance = max(node.provenance for node in nodes if node is not None)
         if provenance is not Provenance.CONTENT:
             return func(*args, **kwargs)
+        if mask is not None:
+            self._check_mask(query, key, mask)
         batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2] if not call.get("enable_gqa") else ())
         result = query.new_empty((*batch, query.shape[-2], value.shape[-1]))
         operands = tuple(node for node in nodes if node is not None)
@@ -196,3 +198,15 @@ class Functions(TorchFunctionMode):
         if m is not None and m.provenance is Provenance.POSITION:
             graph.sites.append(Site("bias", "attention", node, (q, k), (m,), module, frame))
         return result
+
+    def _check_mask(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> None:
+        """Raise what the attention itself would when the mask does not cover its queries and keys."""
+        scores = (query.shape[-2], key.shape[-2])
+        if all(size in (1, wanted) for size, wanted in zip(mask.shape[-2:], scores[-mask.dim() :], strict=False)):
+            return
+        recorder = self.recorder
+        recorder.failed_frame, recorder.failed_module = user_frame(), recorder.place.module
+        content, position = (recorder.node_of(query),), (recorder.node_of(recorder.abstract(mask)),)
+        module, frame = recorder.failed_module, recorder.failed_frame
+        recorder.failed_site = Site("failed", "attention", content[0], content, position, module, frame)
+        raise RuntimeError(f"a mask {tuple(mask.shape)} does not fit scores of {scores[0]} queries and {scores[1]} keys")
