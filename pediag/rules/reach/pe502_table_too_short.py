@@ -1,0 +1,300 @@
+"""A table of positions, an id buffer or a mask has fewer rows than the text has tokens.
+
+## What it does
+
+Runs the model at the length asked about and looks at what happens to every table that positions index:
+learned rows, cached sinusoids, cached cosines and sines, buffers of position ids, mask buffers. It fires
+when a lookup goes beyond the last row, when a slice comes out short and the sum or the mask then does not
+fit, and when nothing raises because the index is clamped or wraps around, so that many tokens read one row.
+Tables that grow on demand or are interpolated are silent.
+
+## Why it matters
+
+A lookup beyond the rows is an IndexError on the CPU and a device-side assert on CUDA, which takes the
+process with it and names another line. A clamped index is worse: all tokens beyond the table share one
+position, without a word.
+
+## What is checked
+
+longest input = rows - first, where first is the row that position 0 reads (2 in RoBERTa, OPT and BART,
+whose tables of 514 or 1,026 rows hold 512 or 1,024 tokens). It fires when the length exceeds this. The row
+that each token reads is found by replaying the model's own program with the table replaced by its row
+numbers.
+
+## Known limits
+
+Tables of relative distances that clip or bucket have no end. A length guard (an assertion, a ValueError) on
+a model without a table is reported as a stopped pass, not by this rule. Rows that exist but were never
+trained are not seen.
+
+## Fix
+
+Cut texts at the longest input (``max_length`` or ``model_max_length`` of the tokenizer), or make the table
+longer once: compute it anew if a formula made it, interpolate and fine-tune it if it was learned. Lengthen
+the id and mask buffers with it.
+
+## References
+
+- PyTorch documentation of torch.nn.Embedding: indices must be below num_embeddings.
+- Liu et al. 2019 (1907.11692), fairseq code: positions start at padding_idx + 1.
+- huggingface/transformers issues 1363, 9116 and 14243: 514 rows, 512 usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pediag.rules.entry._common import line_of, place, spot, structural
+from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+
+if TYPE_CHECKING:
+    from pediag.encodings import Encoding, Table
+    from pediag.trace import Frame, Node, Trace
+    from pediag.trace.session import Failure
+
+
+@dataclass(slots=True)
+class _Short:
+    """One table that ends too soon: its tensor, rows, the row of position 0, and what happens where."""
+
+    leaf: Node | None
+    rows: int
+    first: int
+    what: str
+    happens: str
+    module: str
+    frame: Frame | None
+    encoding: Encoding | None = None
+
+    @property
+    def limit(self) -> int:
+        """Longest input in tokens."""
+        return self.rows - self.first
+
+    @property
+    def name(self) -> str:
+        """The user's own name of the tensor, or nothing."""
+        return self.leaf.names[0] if self.leaf is not None and self.leaf.names else ""
+
+
+@rule(
+    code="PE502",
+    name="table-too-short",
+    severity="error",
+    basis="theorem",
+    needs=("trace",),
+    references=("torch.nn.Embedding", "Liu et al. 2019, 1907.11692", "huggingface/transformers issue 14243"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """One finding for each tensor that ends before the text does."""
+    trace = structural(facets)
+    target = facets.target
+    seen: set[object] = set()
+    for short in _shorts(facets, trace):
+        key = short.leaf if short.leaf is not None else spot(short.frame)
+        if key not in seen and short.limit < facets.seq_len:
+            seen.add(key)
+            yield _finding(facets, short)
+    if seen:
+        return
+    if trace.failure is not None:
+        raise CouldNotCheck(f"the forward pass stopped: {trace.failure.message}")
+    if target is not None and target.failure is not None:
+        raise CouldNotCheck(f"the pass at {facets.seq_len:,} tokens stopped: {target.failure.message}")
+    if not _tables(facets) and not any(item.mask for item in trace.graph.attentions):
+        raise NotApplicable("no stored table, id buffer or mask is indexed by position")
+
+
+def _shorts(facets: Facets, trace: Trace) -> Iterator[_Short]:
+    for one in (trace, facets.target):
+        if one is not None and one.failure is not None:
+            yield from _stopped(facets, one, one.failure)
+    if facets.target is None or facets.target.failure is not None:
+        # Tables that no pass reached; what a pass has shown comes first.
+        yield from _declared(facets)
+    if facets.target is not None and facets.target.failure is None:
+        yield from _shared_rows(facets, facets.target)
+
+
+def _tables(facets: Facets) -> list[tuple[Encoding, Table]]:
+    """The encodings that read one row a position, with their tables."""
+    found = []
+    for encoding in facets.encodings:
+        table = getattr(encoding, "table", None)
+        if table is not None and encoding.scheme in ("learned", "sinusoidal", "rotary"):
+            found.append((encoding, table))
+    return found
+
+
+def _owner(facets: Facets, leaf: Node | None) -> tuple[Encoding | None, int]:
+    """The encoding that reads a tensor, and the row its position 0 reads."""
+    for encoding, table in _tables(facets):
+        if leaf is not None and (table.leaf is leaf or set(table.leaf.names) & set(leaf.names)):
+            return encoding, table.first
+    return None, 0
+
+
+# -- passes that stopped ------------------------------------------------------------------------------------
+
+
+def _stopped(facets: Facets, trace: Trace, failure: Failure) -> Iterator[_Short]:
+    if failure.table is not None:
+        encoding, first = _owner(facets, failure.table)
+        happens = (
+            f"Row {failure.largest:,} is asked for at {trace.seq_len:,} tokens: IndexError on the CPU, a "
+            "device-side assert on CUDA"
+        )
+        rows = failure.table.shape[0]
+        yield _Short(failure.table, rows, first, "table", happens, failure.module, failure.frame, encoding)
+    elif failure.site is not None:
+        for content in failure.site.content:
+            for position in failure.site.position:
+                yield from _cut_short(facets, trace, failure, content, position)
+
+
+def _cut_short(
+    facets: Facets, trace: Trace, failure: Failure, content: Node, position: Node
+) -> Iterator[_Short]:
+    """An operand with fewer entries than the content has tokens, where the two must agree."""
+    for own, size in enumerate(reversed(position.shape)):
+        if own >= len(content.shape):
+            return
+        wanted = content.shape[-1 - own]
+        if wanted not in trace.lengths.sequence or size in (1, wanted) or size > wanted:
+            continue
+        leaf = _source(position, size)
+        encoding, first = _owner(facets, leaf)
+        what = _kind(leaf)
+        happens = f"Only {size:,} of {wanted:,} rows come out, then RuntimeError: sizes do not match"
+        rows = size if first == 0 else size + first
+        yield _Short(leaf, rows, first, what, happens, failure.module, failure.frame, encoding)
+        return
+
+
+def _source(position: Node, size: int) -> Node | None:
+    """The stored tensor of ``size`` entries that a short value comes from; ids before tables."""
+    from pediag.trace import ancestors
+
+    stored = [
+        node
+        for node in ancestors(position)
+        if node.op in ("leaf", "buffer") and node.names and node.names != ["input"] and size in node.shape
+    ]
+    return min(stored, key=lambda node: (node.dtype.is_floating_point, node.index), default=None)
+
+
+def _kind(leaf: Node | None) -> str:
+    if leaf is None or leaf.dtype.is_floating_point:
+        return "table"
+    return "buffer"
+
+
+# -- what the encodings say when no pass reached them -------------------------------------------------------
+
+
+def _declared(facets: Facets) -> Iterator[_Short]:
+    target = facets.target
+    done = {spot(site.frame) for site in target.graph.sites} if target is not None else set()
+    for encoding, table in _tables(facets):
+        site = encoding.sites[0] if encoding.sites else None
+        if site is not None and spot(site.frame) in done:
+            continue
+        happens = f"{facets.seq_len - table.rows + table.first:,} tokens stand beyond its last row"
+        failure = target.failure if target is not None else None
+        if failure is not None and failure.site is None and failure.table is None:
+            happens = f"The pass stops: {failure.message.rstrip('.')}"
+        module, frame = (site.module, site.frame) if site is not None else ("", None)
+        yield _Short(table.leaf, table.rows, table.first, "table", happens, module, frame, encoding)
+
+
+# -- passes that ran ----------------------------------------------------------------------------------------
+
+
+def _shared_rows(facets: Facets, target: Trace) -> Iterator[_Short]:
+    """Indices that are clamped or wrap around: more tokens than rows and no error."""
+    for encoding, table in _tables(facets):
+        if table.rows - table.first >= facets.seq_len or not encoding.sites:
+            continue
+        node = _twin(target, encoding)
+        short = _reads(facets, target, encoding, table, node) if node is not None else None
+        if short is not None:
+            yield short
+
+
+def _twin(target: Trace, encoding: Encoding) -> Node | None:
+    """The position value that enters in the pass at ``seq_len`` where the encoding enters."""
+    site = encoding.sites[0]
+    for item in target.graph.sites:
+        if spot(item.frame) == spot(site.frame) and item.op == site.op and item.module == site.module:
+            return item.position[0]
+    return None
+
+
+def _reads(facets: Facets, target: Trace, encoding: Encoding, table: Table, node: Node) -> _Short | None:
+    from pediag.encodings import program
+
+    for term in program.summands(node):
+        read = program.lookup(term, target.lengths)
+        if read is None or set(read.table.names).isdisjoint(table.leaf.names):
+            continue
+        rows = [int(row) for row in read.picked]
+        if len(set(rows)) == len(rows):
+            return None
+        last = rows.count(max(rows))
+        if last > 1 and max(rows) == table.rows - 1:
+            happens = f"Nothing raises: the last {last:,} tokens all read row {max(rows):,}, one for all"
+        else:
+            happens = f"Nothing raises: {len(rows):,} tokens share {len(set(rows)):,} rows, which repeat"
+        frame = _lookup_frame(node, table) or encoding.sites[0].frame
+        module = encoding.sites[0].module
+        return _Short(table.leaf, table.rows, table.first, "table", happens, module, frame, encoding)
+    return None
+
+
+def _lookup_frame(node: Node, table: Table) -> Frame | None:
+    """Where the table is read."""
+    from pediag.trace import ancestors
+
+    reads = [part for part in ancestors(node) if any(item is table.leaf for item in part.inputs())]
+    return reads[0].frame if reads else None
+
+
+# -- what is said -------------------------------------------------------------------------------------------
+
+
+def _finding(facets: Facets, short: _Short) -> Finding:
+    n = facets.seq_len
+    encoding = short.encoding
+    return Finding(
+        message=_message(short, n),
+        effect=f"{short.happens}. The longest input is {short.limit:,} tokens.",
+        where=place(short.module, short.frame, encoding.id if encoding else ""),
+        evidence=Evidence(short.rows, n + short.first, short.limit, "rows", n),
+        fix=_fix(short, n),
+        scheme=encoding.scheme if encoding else "",
+    )
+
+
+def _message(short: _Short, n: int) -> str:
+    name = f" `{short.name}`" if short.name else ""
+    skipped = f", of which the first {short.first:,} are never read," if short.first else ""
+    return (
+        f"The {short.what}{name} has {short.rows:,} rows{skipped} and {n + short.first:,} are needed for "
+        f"{n:,} tokens; "
+        f"it holds {short.limit:,}."
+    )
+
+
+def _fix(short: _Short, n: int) -> Fix:
+    cut = f"Cut texts at {short.limit:,} tokens (max_length={short.limit} at the tokenizer)"
+    at = f" read at {line_of(short.frame)}" if short.frame else ""
+    name = f"`{short.name}`" if short.name else f"the {short.what}{at}"
+    need = f"{n + short.first:,} rows"
+    if short.what in ("buffer", "mask"):
+        return Fix(f"{cut}, or build {name} with {need}, as many as the table of positions.")
+    if short.encoding is not None and short.encoding.scheme in ("sinusoidal", "rotary"):
+        return Fix(f"Compute {name} with {need}; a formula makes it. Or: {cut[0].lower()}{cut[1:]}.")
+    return Fix(f"{cut}, or resize {name} once to {need} by interpolation and fine-tune it.")
