@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixture_files import FIXTURES, files, load, marked_lines, setting, variants
+from tests.fixture_files import FIXTURES, files, load, marked_lines, setting, variants
 
 import pediag
 from pediag.rules.registry import all_rules

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from pediag.encodings.model import Encoding, Rotary
+from pediag.encodings.model import Encoding, Rotary, Sinusoidal
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _PREFIXES = {
@@ -36,6 +36,8 @@ def merge(encodings: Iterable[Encoding]) -> list[Encoding]:
         encoding.id = f"{prefix}-{counts[prefix]}"
         encoding.modules = list(dict.fromkeys([*encoding.modules, *(site.module for site in encoding.sites)]))
         encoding.layers = layers(encoding.modules)
+        if isinstance(encoding, (Rotary, Sinusoidal)) and encoding.table is not None:
+            encoding.parameters["rows"] = encoding.table.rows
         if isinstance(encoding, Rotary):
             encoding.parameters["applied_to"] = list(encoding.applied_to)
             encoding.title = _rotary_title(encoding)
