@@ -80,7 +80,7 @@ def at_end(model: nn.Module, act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def module_paths(model: nn.Module, place: Place) -> Iterator[None]:
-    """Keep ``place.path`` at the dotted path of the module that is running."""
+    """Keep ``place.path`` at the path of the module that is running, ``place.raised`` at where an error began."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -92,7 +92,10 @@ def module_paths(model: nn.Module, place: Place) -> Iterator[None]:
         place.path.append(next((name for name in known if outer and name.startswith(f"{outer}.")), known[0]))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        place.path.pop()
+        error = sys.exc_info()[1]
+        path = place.path.pop()
+        if error is not None and (place.raised is None or place.raised[0] is not error):
+            place.raised = error, path
 
     with ExitStack() as stack:
         stack.callback(register_module_forward_pre_hook(enter).remove)

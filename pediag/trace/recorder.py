@@ -40,8 +40,8 @@ class DependsOnContent(Exception):
     """The model's own code asked for the number of an abstract value."""
 
 
-class Overrun(Exception):
-    """A table was asked for a row that it does not have."""
+class Overrun(IndexError):
+    """A table was asked for a row that it does not have; ``largest`` is the row farthest out."""
 
     def __init__(self, table: Node, largest: int) -> None:
         super().__init__(f"index {largest} is out of range for a table of {table.shape[0]} rows")
@@ -71,6 +71,7 @@ class Place:
     """
 
     path: list[str] = field(default_factory=lambda: [""])
+    raised: tuple[BaseException, str] | None = None
     constructing: bool = False
     host: bool = False
     making: bool = False
@@ -102,7 +103,9 @@ class Recorder(TorchDispatchMode):
         self.provenances: dict[Any, Provenance] = {}
         self.assumptions: list[str] = []
         self.ordered: list[str] = []
+        self.failed_error: Exception | None = None
         self.failed_site: Site | None = None
+        self.failed_fixed = False
         self.failed_frame: Frame | None = None
         self.failed_module = ""
         self._seen: Counter[Any] = Counter()
@@ -196,8 +199,8 @@ class Recorder(TorchDispatchMode):
                 result = self._empty((*bound[0].shape[:-1], bound[1].shape[-1]), bound[0])
             else:
                 result = func(*args, **kwargs)
-        except Exception:
-            result = self._rescue(func, operator, bound, named, operands)
+        except Exception as error:
+            result = self._rescue(error, func, operator, bound, named, operands)
         if operator.outs:
             self._record_out(func, operator, kwargs, bound, named)
         elif operator.writes:
@@ -238,20 +241,38 @@ class Recorder(TorchDispatchMode):
             raise DependsOnContent(str(reason)) from None
 
     def _check_lookup(self, operator: Operator, bound: tuple[Any, ...]) -> None:
-        if operator.name != "embedding":
+        if operator.name not in _LOOKUPS:
             return
-        table, index = bound[0], bound[1]
-        if index.provenance not in (POSITION, MASK, CONSTANT) or not index.numel:
-            return
+        table = bound[0]
+        for axis, index in _indices(operator.name, bound):
+            wrong = self._out_of_range(index, table.shape[axis], from_end=operator.name == "index")
+            if wrong is not None:
+                short = axis == 0 and table.provenance is not CONTENT
+                size = table.shape[axis]
+                where = f"dimension {axis} with size {size}"
+                raise self._failed(
+                    Overrun(table, wrong) if short else IndexError(f"index {wrong} is out of bounds for {where}")
+                )
+
+    def _out_of_range(self, index: Node, size: int, from_end: bool) -> int | None:
+        """The entry of ``index`` farthest outside of an axis of ``size``, when it can be told."""
+        if index.provenance not in (POSITION, MASK, CONSTANT) or not index.numel or index.dtype is torch.bool:
+            return None
         try:
             rows = self.evaluator(index)
-            with real_numbers():
-                largest = int(rows.max())
         except Unavailable:
-            return
-        if largest >= table.shape[0]:
-            self.failed_frame, self.failed_module = user_frame(), self.place.module
-            raise Overrun(table, largest)
+            return None
+        with real_numbers():
+            least, most = int(rows.min()), int(rows.max())
+        if most >= size:
+            return most
+        return least if least < (-size if from_end else 0) else None
+
+    def _failed(self, error: Exception) -> Exception:
+        """``error``, after taking down where it happened."""
+        self.failed_error, self.failed_site, self.failed_fixed = error, None, False
+        self.failed_frame, self.failed_module = user_frame(), self.place.module
+        return error
 
     def _data_dependent(self, func: Any, bound: Any, named: Any, operands: list[Node]) -> Any:
         if any(node.provenance is CONTENT for node in operands):
@@ -278,7 +299,9 @@ class Recorder(TorchDispatchMode):
             results.append(fake)
         return results[0] if single else tuple(results)
 
-    def _rescue(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node]) -> Any:
+    def _rescue(
+        self, error: Exception, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node]
+    ) -> Any:
         """Shape of a result that the abstract kernels cannot tell; raise again what the model itself would raise."""
         if operands and all(node.provenance is not CONTENT for node in operands) and not operator.writes:
             probe, _ = self.graph.add(func, bound, named, CONSTANT, _Like(operands[0]), share=False)
@@ -286,9 +309,14 @@ class Recorder(TorchDispatchMode):
                 return self._faked(self.evaluator.result(probe))
             except Unavailable:
                 pass
-        self.failed_frame, self.failed_module = user_frame(), self.place.module
+        self._failed(error)
         content = tuple(node for node in operands if node.provenance is CONTENT)
         position = tuple(node for node in operands if node.provenance is POSITION)
+        if not position and self.reference is not None:
+            # A table that ran out is read whole, so it no longer moves with the length.
+            position = tuple(node for node in operands if node.provenance is not CONTENT)
+        fixed = any(node.provenance <= WEIGHT and len(node.shape) > 1 for node in operands)
+        self.failed_fixed = bool(content) and fixed and torch.Tag.pointwise in func.tags
         if content and position:
             self.failed_site = Site(
                 "failed", operator.name, content[0], content, position, self.place.module, self.failed_frame
@@ -558,6 +586,19 @@ class Recorder(TorchDispatchMode):
 class _Shape:
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+def _indices(name: str, bound: tuple[Any, ...]) -> list[tuple[int, Node]]:
+    """Which axis of the first operand each index of a lookup runs along."""
+    if name == "embedding":
+        return [(0, bound[1])]
+    if name == "index":
+        items = bound[1]
+        if any(isinstance(item, Node) and item.dtype is torch.bool for item in items):
+            return []
+        return [(axis, item) for axis, item in enumerate(items) if isinstance(item, Node)]
+    axes = max(len(bound[0].shape), 1)
+    return [(bound[1] % axes, bound[2])] if bound[0].shape else []
 
 
 class _Like:

@@ -35,7 +35,12 @@ _SHARED_BELOW = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a forward pass stopped: the model's own error, and where."""
+    """Why a forward pass stopped: the model's own error, and where.
+
+    ``table`` and ``largest`` name a table that ended and the row it was asked for, ``site`` a join of positions and
+    content that do not fit, ``fixed`` one of content and a stored value. ``abstract`` says that the model's code
+    reads content, which has no numbers here.
+    """
 
     message: str
     module: str
@@ -44,6 +49,7 @@ class Failure:
     table: Node | None = None
     largest: int | None = None
     abstract: bool = False
+    fixed: bool = False
 
 
 @dataclass(slots=True)
@@ -335,13 +341,33 @@ def _plain_attributes(model: nn.Module) -> dict[int, str]:
 
 
 def _failure(recorder: Recorder, error: Exception) -> Failure:
-    frame = _last_user_frame(error) or recorder.failed_frame
-    module = recorder.failed_module or recorder.place.module
-    if isinstance(error, Overrun):
-        return Failure(str(error), module, frame, None, error.table, error.largest)
-    abstract = isinstance(error, DependsOnContent) or "DataDependent" in type(error).__name__
-    abstract |= "DynamicOutputShape" in type(error).__name__
-    return Failure(explain(error), module, frame, recorder.failed_site, abstract=abstract)
+    """What is known of an error that ended a pass, or of the one behind it."""
+    chain = list(_chain(error))
+    known = recorder.failed_error in chain
+    raised = recorder.place.raised
+    module = raised[1] if raised is not None and raised[0] is error else recorder.place.module
+    module = recorder.failed_module if known else module
+    frame = _last_user_frame(error) or (recorder.failed_frame if known else None)
+    overrun = next((item for item in chain if isinstance(item, Overrun)), None)
+    if overrun is not None:
+        return Failure(str(overrun), module, frame, None, overrun.table, overrun.largest)
+    site, fixed = (recorder.failed_site, recorder.failed_fixed) if known else (None, False)
+    return Failure(explain(error), module, frame, site, abstract=any(map(_abstract, chain)), fixed=fixed)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _abstract(error: BaseException) -> bool:
+    """Whether an error says that a number or shape depends on content."""
+    name = type(error).__name__
+    return isinstance(error, DependsOnContent) or "DataDependent" in name or "DynamicOutputShape" in name
 
 
 def _last_user_frame(error: BaseException) -> Frame | None:
@@ -355,7 +381,7 @@ def _last_user_frame(error: BaseException) -> Frame | None:
 
 def _too_long(failure: Failure) -> bool:
     """Whether a shorter input might run: a table ended, or sizes of positions and content do not fit."""
-    return failure.table is not None or failure.site is not None
+    return failure.table is not None or failure.site is not None or failure.fixed
 
 
 def _distance(failure: Failure | None) -> int:
