@@ -73,9 +73,27 @@ class Candidate:
     given: bool = False
 
     def __str__(self) -> str:
-        parts = [str(item) for item in self.args]
-        parts += [f"{name}={item}" for name, item in self.kwargs.items()]
+        parts = [_shown(item) for item in self.args]
+        parts += [f"{name}={_shown(item)}" for name, item in self.kwargs.items()]
         return ", ".join(parts)
+
+    def inputs(self) -> list[Input]:
+        """Every input, those in containers too, in order."""
+        return list(_leaves([*self.args, *self.kwargs.values()]))
+
+
+def _shown(item: Any) -> str:
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in item.items()) + "}"
+    return f"[{', '.join(map(_shown, item))}]" if isinstance(item, (list, tuple)) else str(item)
+
+
+def _leaves(item: Any) -> Iterator[Input]:
+    if isinstance(item, Input):
+        yield item
+    elif isinstance(item, (list, tuple, dict)):
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from _leaves(part)
 
 
 Maker = Callable[[Sizes], Candidate]
@@ -117,6 +135,11 @@ def _from_example(example: Callable[[int], Any], sizes: Sizes) -> Candidate:
 
 
 def _own(item: Any) -> Any:
+    """The user's own argument; tensors in lists, tuples and dictionaries are inputs each."""
+    if type(item) is dict:
+        return {name: _own(part) for name, part in item.items()}
+    if type(item) in (list, tuple):
+        return type(item)(_own(part) for part in item)
     if not isinstance(item, torch.Tensor):
         return Input(value=item, literal=True)
     role: Role = getattr(item, "_pediag_role", None) or _role_by_value(item)

@@ -246,7 +246,7 @@ class Session:
         return None
 
     def _lengths(self, candidate: Candidate, sizes: Sizes) -> Lengths:
-        tensors = [item for item in (*candidate.args, *candidate.kwargs.values()) if _sized(item)]
+        tensors = [item for item in candidate.inputs() if not item.literal]
         sequence = {sizes.tokens, sizes.keys}
         batch = sizes.batch
         if candidate.given and tensors:
@@ -257,6 +257,10 @@ class Session:
         return Lengths(around, batch)
 
     def _make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
+        if isinstance(item, dict):
+            return {name: self._make(recorder, part, sizes) for name, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return type(item)(self._make(recorder, part, sizes) for part in item)
         if not isinstance(item, Input):
             return item
         if item.literal:
@@ -281,10 +285,6 @@ def _numbers(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
     if item.role == "mask":
         return torch.ones(shape, dtype=item.dtype)
     return torch.arange(shape[-1]).to(item.dtype).expand(shape)
-
-
-def _sized(item: Any) -> bool:
-    return isinstance(item, Input) and not item.literal
 
 
 def _deterministic(node: Node) -> bool:
