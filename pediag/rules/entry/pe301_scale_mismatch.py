@@ -182,9 +182,16 @@ def _positions(facets: Facets, trace: Trace, site: Site) -> tuple[float, int]:
 
 
 def _of_operands(trace: Trace, nodes: tuple[Node, ...]) -> tuple[float, int]:
-    from pediag.encodings.program import table_2d
+    from pediag.encodings.program import arranged, token_axis
 
-    tables = [table_2d(trace, node) for node in nodes]
+    tables = []
+    for node in nodes:
+        value = trace.value(node)
+        where = token_axis(value, trace.lengths)
+        if where is not None:
+            tables.append(arranged(value, where[0], trace.lengths.batch))
+    if not tables:
+        return 0.0, trace.seq_len
     table = sum(tables[1:], start=tables[0])
     return variance(table), len(table)
 

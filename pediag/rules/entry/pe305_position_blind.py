@@ -107,19 +107,17 @@ def _along_tokens(trace: Trace, attention: Attention) -> bool:
 
 def _order(trace: Trace) -> Node | None:
     """The first operation on content that depends on the order of tokens."""
-    cut: set[Node] = set()
+    cut: dict[Node, Node] = {}
     for node in trace.graph.nodes:
         if node.provenance.name != "CONTENT":
             continue
         if _knows_order(trace, node):
             return node
-        whole = any(size in trace.lengths.sequence for size in node.shape)
-        if any(item in cut for item in node.inputs()):
-            if whole:
-                return node
-            cut.add(node)
-        elif _cuts(trace, node):
-            cut.add(node)
+        origin = next((cut[item] for item in node.inputs() if item in cut), None)
+        if origin is not None and any(size in trace.lengths.sequence for size in node.shape):
+            return origin
+        if origin is not None or _cuts(trace, node):
+            cut[node] = origin or node
     return None
 
 

@@ -58,7 +58,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Short:
-    """One table that ends too soon: its tensor, rows, the row of position 0, and what happens where."""
+    """One table that ends too soon: its tensor, rows, the row of position 0, and what happens where.
+
+    ``asked`` is the number of rows that a pass did ask for, 0 when none stopped there.
+    """
 
     leaf: Node | None
     rows: int
@@ -68,11 +71,16 @@ class _Short:
     module: str
     frame: Frame | None
     encoding: Encoding | None = None
+    asked: int = 0
 
     @property
     def limit(self) -> int:
         """Longest input in tokens."""
         return self.rows - self.first
+
+    def needed(self, seq_len: int) -> int:
+        """Rows that ``seq_len`` tokens need."""
+        return max(seq_len + self.first, self.asked)
 
     @property
     def name(self) -> str:
@@ -95,7 +103,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     seen: set[object] = set()
     for short in _shorts(facets, trace):
         key = short.leaf if short.leaf is not None else spot(short.frame)
-        if key not in seen and short.limit < facets.seq_len:
+        if key not in seen and (short.asked or short.limit < facets.seq_len):
             seen.add(key)
             yield _finding(facets, short)
     if seen:
@@ -148,7 +156,11 @@ def _stopped(facets: Facets, trace: Trace, failure: Failure) -> Iterator[_Short]
             "device-side assert on CUDA"
         )
         rows = failure.table.shape[0]
-        yield _Short(failure.table, rows, first, "table", happens, failure.module, failure.frame, encoding)
+        if encoding is None and trace is facets.target and failure.largest is not None:
+            first = max(0, failure.largest - trace.seq_len + 1)
+        asked = (failure.largest or 0) + 1
+        where = (failure.module, failure.frame)
+        yield _Short(failure.table, rows, first, "table", happens, *where, encoding, asked)
     elif failure.site is not None:
         for content in failure.site.content:
             for position in failure.site.position:
@@ -207,6 +219,8 @@ def _declared(facets: Facets) -> Iterator[_Short]:
         if failure is not None and failure.site is None and failure.table is None:
             happens = f"The pass stops: {failure.message.rstrip('.')}"
         module, frame = (site.module, site.frame) if site is not None else ("", None)
+        if encoding.node is not None:
+            frame = _lookup_frame(encoding.node, table) or frame
         yield _Short(table.leaf, table.rows, table.first, "table", happens, module, frame, encoding)
 
 
@@ -272,7 +286,7 @@ def _finding(facets: Facets, short: _Short) -> Finding:
         message=_message(short, n),
         effect=f"{short.happens}. The longest input is {short.limit:,} tokens.",
         where=place(short.module, short.frame, encoding.id if encoding else ""),
-        evidence=Evidence(short.rows, n + short.first, short.limit, "rows", n),
+        evidence=Evidence(short.rows, short.needed(n), short.limit, "rows", n),
         fix=_fix(short, n),
         scheme=encoding.scheme if encoding else "",
     )
@@ -282,9 +296,8 @@ def _message(short: _Short, n: int) -> str:
     name = f" `{short.name}`" if short.name else ""
     skipped = f", of which the first {short.first:,} are never read," if short.first else ""
     return (
-        f"The {short.what}{name} has {short.rows:,} rows{skipped} and {n + short.first:,} are needed for "
-        f"{n:,} tokens; "
-        f"it holds {short.limit:,}."
+        f"The {short.what}{name} has {short.rows:,} rows{skipped} and {short.needed(n):,} are needed for "
+        f"{n:,} tokens; it holds {short.limit:,}."
     )
 
 
@@ -292,7 +305,7 @@ def _fix(short: _Short, n: int) -> Fix:
     cut = f"Cut texts at {short.limit:,} tokens (max_length={short.limit} at the tokenizer)"
     at = f" read at {line_of(short.frame)}" if short.frame else ""
     name = f"`{short.name}`" if short.name else f"the {short.what}{at}"
-    need = f"{n + short.first:,} rows"
+    need = f"{short.needed(n):,} rows"
     if short.what in ("buffer", "mask"):
         return Fix(f"{cut}, or build {name} with {need}, as many as the table of positions.")
     if short.encoding is not None and short.encoding.scheme in ("sinusoidal", "rotary"):
