@@ -380,8 +380,9 @@ def _last_user_frame(error: BaseException) -> Frame | None:
 
 
 def _too_long(failure: Failure) -> bool:
-    """Whether a shorter input might run: a table ended, or sizes of positions and content do not fit."""
-    return failure.table is not None or failure.site is not None or failure.fixed
+    """Whether a shorter input might run: a table ended, sizes do not fit, or the model's own check refused."""
+    refused = failure.message.startswith(("AssertionError", "ValueError"))
+    return failure.table is not None or failure.site is not None or failure.fixed or refused
 
 
 def _distance(failure: Failure | None) -> int:
