@@ -205,8 +205,9 @@ class Functions(TorchFunctionMode):
         if all(size in (1, wanted) for size, wanted in zip(mask.shape[-2:], scores[-mask.dim() :], strict=False)):
             return
         recorder = self.recorder
-        recorder.failed_frame, recorder.failed_module = user_frame(), recorder.place.module
-        content, position = (recorder.node_of(query),), (recorder.node_of(recorder.abstract(mask)),)
+        text = f"a mask {tuple(mask.shape)} does not fit scores of {scores[0]} queries and {scores[1]} keys"
+        error = recorder._failed(RuntimeError(text))
+        content, position = recorder.node_of(query), recorder.node_of(recorder.abstract(mask))
         module, frame = recorder.failed_module, recorder.failed_frame
-        recorder.failed_site = Site("failed", "attention", content[0], content, position, module, frame)
-        raise RuntimeError(f"a mask {tuple(mask.shape)} does not fit scores of {scores[0]} queries and {scores[1]} keys")
+        recorder.failed_site = Site("failed", "attention", content, (content,), (position,), module, frame)
+        raise error
