@@ -23,8 +23,9 @@ numbers.
 
 ## Known limits
 
-Tables of relative distances that clip or bucket have no end. A length guard (an assertion, a ValueError) on
-a model without a table is reported as a stopped pass, not by this rule. Rows that exist but were never
+Tables of relative distances that clip or bucket have no end. An index that wraps around (position modulo
+rows) is a note, since a model of windows may mean it. A length guard (an assertion, a ValueError) on a
+model without a table is reported as a stopped pass, not by this rule. Rows that exist but were never
 trained are not seen.
 
 ## Fix
@@ -47,7 +48,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pediag.rules.entry._common import line_of, place, spot, structural
-from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.finding import Evidence, Finding, Fix, Severity
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class _Short:
     frame: Frame | None
     encoding: Encoding | None = None
     asked: int = 0
+    severity: Severity | None = None
 
     @property
     def limit(self) -> int:
@@ -257,15 +259,22 @@ def _reads(facets: Facets, target: Trace, encoding: Encoding, table: Table, node
         rows = [int(row) for row in read.picked]
         if len(set(rows)) == len(rows):
             return None
-        last = rows.count(max(rows))
-        if last > 1 and max(rows) == table.rows - 1:
-            happens = f"Nothing raises: the last {last:,} tokens all read row {max(rows):,}, one for all"
-        else:
-            happens = f"Nothing raises: {len(rows):,} tokens share {len(set(rows)):,} rows, which repeat"
-        frame = _lookup_frame(node, table) or encoding.sites[0].frame
-        module = encoding.sites[0].module
-        return _Short(table.leaf, table.rows, table.first, "table", happens, module, frame, encoding)
+        short = _shared(rows, table)
+        short.encoding, short.module = encoding, encoding.sites[0].module
+        short.frame = _lookup_frame(node, table) or encoding.sites[0].frame
+        return short
     return None
+
+
+def _shared(rows: list[int], table: Table) -> _Short:
+    """What the tokens beyond a table read: its last row, by a clamp, or its rows once more."""
+    last = len(rows) - rows.index(max(rows))
+    if last > 1 and set(rows[-last:]) == {table.rows - 1}:
+        happens = f"Nothing raises: the last {last:,} tokens all read row {max(rows):,}, one for all"
+        return _Short(table.leaf, table.rows, table.first, "table", happens, "", None)
+    # A model of windows may mean it, so this is a note.
+    happens = f"Nothing raises: {len(rows):,} tokens share {len(set(rows)):,} rows, read again and again"
+    return _Short(table.leaf, table.rows, table.first, "table", happens, "", None, severity="note")
 
 
 def _lookup_frame(node: Node, table: Table) -> Frame | None:
@@ -288,6 +297,7 @@ def _finding(facets: Facets, short: _Short) -> Finding:
         where=place(short.module, short.frame, encoding.id if encoding else ""),
         evidence=Evidence(short.rows, short.needed(n), short.limit, "rows", n),
         fix=_fix(short, n),
+        severity=short.severity,
         scheme=encoding.scheme if encoding else "",
     )
 
