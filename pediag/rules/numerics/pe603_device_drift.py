@@ -1,0 +1,306 @@
+"""The angles come out otherwise in another precision or on another device.
+
+## What it does
+
+Replays the program that makes the angles of each sinusoid and rotation at positions up to the length asked
+about, without running the model: as written, with matrix products in TF32, on every accelerator that is really
+present (TF32 off and on), and after ``model.to(dtype)`` when ``--dtype`` asks for it; each against float64. A
+finished table is compared with its own formula.
+
+## Why it matters
+
+Matrix products in TF32 hold whole positions up to 2048 only and round frequencies at once; positions in
+bfloat16 are whole up to 256, in float16 up to 2048. Beyond, neighbouring tokens share an angle, and the same
+weights give other answers on another card.
+
+## What is checked
+
+``|phase - phase64| <= 4 (u / 2 + (2 + 1.5 ln base) 2^-24 m w)`` for every pair and sampled position m (around
+the powers of two, the last ones, and between), u the roundoff of the value that enters content. For a finished
+table the same law for its cosines and sines. The number given is the largest error in radians.
+
+## Known limits
+
+Positions are sampled, a few hundred of them. An outer product by ``torch.outer`` or ``torch.einsum`` without a
+summed axis is elementwise in PyTorch and is not affected by TF32; under autocast einsum is. Without an
+accelerator at hand TF32 is emulated by rounding the factors to 11 significant bits. Frequencies that were
+stored rounded are PE602. Linear biases, buckets and learned tables have no angle and are not judged.
+
+## Fix
+
+Multiply positions and frequencies one by one in float32, outside of autocast, and cast cos and sin only.
+
+## References
+
+- huggingface/transformers 48428 (TF32 beyond position 2048), 29285 and 27700 (autocast), 25681 (half tables).
+- thinking-machines-lab/batch_invariant_ops 23; huggingface/diffusers 13920.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pediag.rules import _angles
+from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.numerics import _replay
+from pediag.rules.numerics._table import Apart, table_error
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.theory.rounding import table_tolerance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pediag.encodings import Rotary, Sinusoidal
+    from pediag.trace import Node
+    from pediag.trace.evaluate import Lane
+
+    Floats = NDArray[np.float64]
+
+USUAL_BASE = 10000.0
+"""Base in the tolerance where none was recovered; it enters by its logarithm only."""
+
+ROUNDED = 2.0**-14
+"""A value is called rounded when it is off by more than this share; float32 programs stay below 2^-19."""
+
+NOTICED = 0.1
+"""Radians from which a phase error is called noticeable."""
+
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The worst error of one lane (radians), its position, where it passes the tolerance and 0.1 rad."""
+
+    lane: str
+    error: float
+    limit: float
+    first: int | None
+    noticed: int | None
+    last: float
+
+
+@rule(
+    code="PE603",
+    name="device-drift",
+    severity="warning",
+    basis="measured here",
+    needs=("trace",),
+    references=("transformers issues 48428, 29285, 27700, 25681", "diffusers issue 13920"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """One finding for each place whose angles drift."""
+    from pediag.encodings import Rotary, Sinusoidal
+
+    waves = [item for item in facets.encodings if isinstance(item, (Rotary, Sinusoidal))]
+    if not waves:
+        raise NotApplicable(
+            "the model has no sinusoid and no rotary encoding; biases and learned tables have no angle to drift"
+        )
+    judged, seen = 0, set()
+    for encoding in waves:
+        findings = _judged(facets, encoding)
+        judged += findings is not None
+        for finding in findings or ():
+            place = (finding.where.file, finding.where.line, finding.evidence.measured)
+            if place not in seen:
+                seen.add(place)
+                yield finding
+    if not judged:
+        raise CouldNotCheck("no angles and no formula of a table are at hand; give the model with its weights")
+
+
+def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | None:
+    """The findings on one encoding; None when nothing of it can be judged."""
+    from pediag.trace import Unavailable
+
+    trace = facets.structural
+    assert trace is not None
+    program = _replay.program_of(trace, encoding.phase) if encoding.phase is not None else None
+    if program is not None:
+        try:
+            drifts = list(_lanes(facets, encoding, program))
+        except Unavailable:
+            drifts = []
+        if drifts:
+            return [_drifting(facets, encoding, program, drifts)] if any(d.first is not None for d in drifts) else []
+    apart = table_error(facets, encoding)
+    if apart is None:
+        return None
+    return [_table_off(facets, encoding, apart)] if apart.first is not None else []
+
+
+# -- lanes ----------------------------------------------------------------------------------------------------
+
+
+def lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program) -> Iterator[tuple[str, Lane]]:
+    """The lanes that are judged, by name: the first is the program as written."""
+    import torch
+
+    from pediag.trace.evaluate import Lane
+    from pediag.trace.lanes import TF32, Cast
+
+    yield "as written", Lane()
+    if program.built:
+        return
+    if program.by_matrix_product:
+        yield "TF32", TF32()
+    wanted = (facets.dtype or "").removeprefix("torch.")
+    runs_in = {str(node.dtype).removeprefix("torch.") for site in encoding.sites[:1] for node in site.content}
+    if wanted in HALF and wanted not in runs_in:
+        yield wanted, Cast(getattr(torch, wanted))
+    yield from _replay.accelerators()
+
+
+def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program) -> Iterator[Drift]:
+    from pediag.trace.lanes import Float64
+
+    where = _positions(facets, program)
+    exact = _replay.angles(program, Float64(), where)
+    out = encoding.node.dtype if encoding.node is not None else program.phase.dtype
+    limit = table_tolerance(_real(out), _base(encoding), 1.0, exact)
+    for name, lane in lanes(facets, encoding, program):
+        error = np.abs(_replay.angles(program, lane, where) - exact)
+        error = np.where(np.isfinite(error), error, np.inf)
+        yield _drift(name, error.reshape(where.size, -1), limit.reshape(where.size, -1), where)
+
+
+def _positions(facets: Facets, program: _replay.Program) -> NDArray[np.int64]:
+    length = facets.seq_len
+    if program.built:
+        length = min(length, program.phase.shape[program.axis])
+    return _replay.positions(length)
+
+
+def _real(dtype: Any) -> str:
+    """The format of the real and imaginary parts."""
+    name = str(dtype).removeprefix("torch.")
+    return {"complex64": "float32", "complex128": "float64", "complex32": "float16"}.get(name, name)
+
+
+def _base(encoding: Rotary | Sinusoidal) -> float:
+    base = encoding.parameters.get("base")
+    return float(base) if isinstance(base, (int, float)) and base > 1 else USUAL_BASE
+
+
+def _drift(name: str, error: Floats, limit: Floats, where: NDArray[np.int64]) -> Drift:
+    beyond = (error > limit).any(axis=1)
+    worst = error.max(axis=1)
+    at = int(worst.argmax())
+    return Drift(
+        lane=name,
+        error=float(worst[at]),
+        limit=float(limit[at, int(error[at].argmax())]),
+        first=int(where[beyond][0]) if beyond.any() else None,
+        noticed=int(where[worst > NOTICED][0]) if (worst > NOTICED).any() else None,
+        last=float(worst[-1]),
+    )
+
+
+# -- findings -------------------------------------------------------------------------------------------------
+
+
+def _drifting(
+    facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program, drifts: list[Drift]
+) -> Finding:
+    worst = next(drift for drift in drifts if drift.first is not None)
+    node = _cause(facets, encoding, program, worst)
+    return Finding(
+        message=f"{_in_lane(worst.lane)} the angles are off by up to {worst.error:.3g} rad against float64.",
+        effect=_effect(facets, worst, drifts),
+        where=_where(facets, encoding, node),
+        evidence=Evidence(
+            measured=worst.error,
+            expected=0.0,
+            limit=float(f"{worst.limit:.3g}"),
+            unit="rad",
+            seq_len=facets.seq_len,
+        ),
+        fix=Fix(_advice(node, worst)),
+        scheme=encoding.scheme,
+    )
+
+
+def _in_lane(lane: str) -> str:
+    if lane == "as written":
+        return "As written"
+    return f"After .to({lane})" if lane in HALF else f"In {lane}"
+
+
+def _cause(
+    facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program, worst: Drift
+) -> Node | None:
+    """The first value of the program that is rounded in the lane that drifts."""
+    from pediag.trace.lanes import Float64
+
+    lane = dict(lanes(facets, encoding, program))[worst.lane]
+    where = _positions(facets, program)
+    found = _replay.first_apart(program, lane, Float64(), where, ROUNDED) if not program.built else None
+    return found or _angles.product_of(encoding.phase, encoding.factor) or encoding.phase
+
+
+def _where(facets: Facets, encoding: Rotary | Sinusoidal, node: Node | None) -> Where:
+    module, frame = _angles.spot(facets, encoding)
+    if node is not None and node.frame is not None:
+        module, frame = node.module, node.frame
+    return Where(
+        module=module or (encoding.modules[0] if encoding.modules else ""),
+        encoding=encoding.id,
+        file=frame.file if frame is not None else encoding.source_file,
+        line=frame.line if frame is not None else encoding.source_line,
+    )
+
+
+def _effect(facets: Facets, worst: Drift, drifts: list[Drift]) -> str:
+    start = f"from position {worst.first:,} on the error passes what float32 allows"
+    if worst.noticed is not None:
+        start += f", at {worst.noticed:,} it passes {NOTICED} rad"
+    ran = ", ".join(f"{drift.lane} {drift.error:.2g}" for drift in drifts)
+    real = [drift.lane for drift in drifts if drift.lane.startswith(("cuda", "mps", "xpu"))]
+    absent = "" if real else " No accelerator was at hand."
+    return (
+        f"{start[0].upper()}{start[1:]}; at {facets.seq_len:,} tokens the last one is off by {worst.last:.2g} rad. "
+        f"Lanes run (rad): {ran}.{absent}"
+    )
+
+
+def _advice(node: Node | None, worst: Drift) -> str:
+    line = _line(node)
+    if worst.lane in HALF:
+        return f"Keep the frequencies out of the cast to {worst.lane}: float32, or recomputed after it."
+    if node is not None and node.op_name in _replay.MATRIX_PRODUCTS:
+        return (
+            f"Make the angles{line} one by one, positions[:, None].float() * inv_freq[None, :], in place of a "
+            "matrix product, with autocast disabled."
+        )
+    dtype = str(node.dtype).removeprefix("torch.") if node is not None else ""
+    named = f" (now {dtype})" if dtype in HALF else ""
+    return f"Keep positions, frequencies and their product{line} in float32{named}; cast cos and sin only."
+
+
+def _line(node: Node | None) -> str:
+    if node is None or node.frame is None:
+        return ""
+    return f" at {node.frame.file.replace(chr(92), '/').rpartition('/')[2]}:{node.frame.line}"
+
+
+def _table_off(facets: Facets, encoding: Rotary | Sinusoidal, apart: Apart) -> Finding:
+    name = apart.name or "the table"
+    return Finding(
+        message=f"{name} differs from its own formula by up to {apart.error:.3g} at row {apart.row:,}.",
+        effect=(
+            f"The first row beyond what {apart.dtype} allows is {apart.first:,}; at {facets.seq_len:,} tokens "
+            f"{math.ceil(100 * apart.share)} % of the rows looked at are wrong, on every device."
+        ),
+        where=_where(facets, encoding, None),
+        evidence=Evidence(
+            measured=apart.error, expected=0.0, limit=float(f"{apart.limit:.3g}"), unit="", seq_len=facets.seq_len
+        ),
+        fix=Fix(f"Build {name} from positions and frequencies in float32 and cast the finished cos and sin only."),
+        scheme=encoding.scheme,
+    )
