@@ -111,6 +111,10 @@ class Recorder(TorchDispatchMode):
         self._seen: Counter[Any] = Counter()
         self._strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self.plain_attributes: dict[int, str] = {}
+        self.scores: set[Any] = set()
+        self.joins: dict[Any, set[int]] = {}
+        self.known_scores: set[Any] | None = None
+        self.known_joins: dict[Any, set[int]] | None = None
         self.moves: list[tuple[Node, Transfer]] = []
 
     # -- values -------------------------------------------------------------------------------------------
@@ -441,7 +445,9 @@ class Recorder(TorchDispatchMode):
 
     def _key(self, node: Node) -> Any:
         frame = node.frame
-        place = (self.place.module, node.op_name, frame.file if frame else "", frame.line if frame else 0)
+        # A slice that takes all there is is recorded as an alias.
+        name = "slice" if node.op_name == "alias" else node.op_name
+        place = (self.place.module, name, frame.file if frame else "", frame.line if frame else 0)
         self._seen[place] += 1
         return (*place, self._seen[place])
 
@@ -530,7 +536,7 @@ class Recorder(TorchDispatchMode):
         if node.provenance is not CONTENT or self.place.constructing:
             return
         content = tuple(item for item in operands if item.provenance is CONTENT)
-        position = tuple(item for item in operands if item.provenance is POSITION)
+        position = self._position_operands(operator, operands) if content else ()
         if operator.name in ORDERED:
             self.ordered.append(operator.name)
         if operator.name in _PRODUCTS and len(content) >= 2:
@@ -546,17 +552,39 @@ class Recorder(TorchDispatchMode):
         elif content and operator.name in ("add", "mul", "sub"):
             self._notice_constant(operator, node, content, operands)
 
+    def _position_operands(self, operator: Operator, operands: list[Node]) -> tuple[Node, ...]:
+        """The operands that are positions, now or at the same place of the structural pass."""
+        fixed = [item for item in operands if item.provenance is not CONTENT and item.shape]
+        if not fixed:
+            return ()
+        place = (self.place.module, operator.name, "join", user_frame())
+        self._seen[place] += 1
+        identity = (*place, self._seen[place])
+        which = {index for index, item in enumerate(fixed) if item.provenance is POSITION}
+        if self.known_joins is not None and not which:
+            # A view of a table that is used up to its end does not move with the length.
+            which = {index for index in self.known_joins.get(identity, ()) if index < len(fixed)}
+            for index in which:
+                if fixed[index].op != "leaf":
+                    fixed[index].provenance = POSITION
+        if which:
+            self.joins[identity] = which
+        return tuple(fixed[index] for index in sorted(which))
+
     def _notice_product(
         self, operator: Operator, node: Node, content: tuple[Node, ...], position: tuple[Node, ...]
     ) -> None:
-        lengths = self.lengths.moving
-        if len(node.shape) < 2 or node.shape[-1] not in lengths or node.shape[-2] not in lengths:
-            return
-        query, key = content[-2], content[-1]
-        mask = position[0] if position else None
-        self.graph.attentions.append(
-            Attention(query, key, None, mask, False, node, self.place.module, user_frame())
-        )
+        frame, lengths = user_frame(), self.lengths.moving
+        place = (self.place.module, operator.name, frame)
+        self._seen[place] += 1
+        identity = (*place, self._seen[place])
+        scores = len(node.shape) >= 2 and node.shape[-1] in lengths and node.shape[-2] in lengths
+        # At the length asked for a width may equal the length; the structural pass has told which products are scores.
+        if (identity in self.known_scores) if self.known_scores is not None else scores:
+            self.scores.add(identity)
+            query, key = content[-2], content[-1]
+            mask = position[0] if position else None
+            self.graph.attentions.append(Attention(query, key, None, mask, False, node, self.place.module, frame))
 
     def _notice_fused(self, func: Any, node: Node, bound: Any, named: Any) -> None:
         """A fused attention that the function mode did not see, because library code called it."""

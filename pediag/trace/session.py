@@ -65,6 +65,8 @@ class Trace:
     assumptions: list[str] = field(default_factory=list)
     ordered: list[str] = field(default_factory=list)
     provenances: dict[Any, Provenance] = field(default_factory=dict)
+    scores: set[Any] = field(default_factory=set)
+    joins: dict[Any, set[int]] = field(default_factory=dict)
     batched: tuple[int, ...] = ()
 
     @property
@@ -169,7 +171,7 @@ class Session:
         structural = self.structural()
         assert self._maker is not None
         sizes = Sizes(1, seq_len, seq_len)
-        return self._run(self._maker(sizes), sizes, structural.provenances)
+        return self._run(self._maker(sizes), sizes, structural)
 
     def _first_that_runs(self) -> Trace:
         failed: list[tuple[Trace, Maker]] = []
@@ -209,10 +211,13 @@ class Session:
         keys = next((size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0])
         return Sizes(batch, tokens, keys)
 
-    def _run(self, candidate: Candidate, sizes: Sizes, reference: dict[Any, Provenance] | None) -> Trace:
+    def _run(self, candidate: Candidate, sizes: Sizes, structural: Trace | None) -> Trace:
         graph = Graph()
         lengths = self._lengths(candidate, sizes)
+        reference = structural.provenances if structural is not None else None
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
+        if structural is not None:
+            recorder.known_scores, recorder.known_joins = structural.scores, structural.joins
         recorder.plain_attributes = _plain_attributes(self.model)
         for name, fake in self.fakes.items():
             recorder.give(fake, self.leaves[name])
@@ -221,8 +226,8 @@ class Session:
         failure = self._forward(recorder, arguments, keywords)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.assumptions, trace.ordered = recorder.assumptions, recorder.ordered
-        trace.provenances = recorder.provenances
-        classify(trace)
+        trace.provenances, trace.scores, trace.joins = recorder.provenances, recorder.scores, recorder.joins
+        classify(trace, structural)
         return trace
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:

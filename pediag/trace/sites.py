@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pediag.trace.graph import Node, Site
@@ -16,10 +18,24 @@ _LOOKUPS = frozenset(("index", "index_select", "gather", "embedding", "take_alon
 _CHOICES = frozenset(("where", "masked_fill", "copy", "maximum", "minimum"))
 
 
-def classify(trace: Trace) -> None:
-    """Give every site of ``trace`` its kind."""
+def classify(trace: Trace, structural: Trace | None = None) -> None:
+    """Give every site of ``trace`` its kind: that of the same site of the structural trace, where there is one.
+
+    At the length asked for a width may equal the length, so shapes alone do not tell.
+    """
+    known = dict(_placed(structural)) if structural is not None else {}
+    kinds = {place: site.kind for place, site in known.items()}
+    for place, site in _placed(trace):
+        site.kind = site.kind or kinds.get(place, "") or kind_of(site, trace.lengths.moving)
+
+
+def _placed(trace: Trace) -> Iterator[tuple[object, Site]]:
+    """Every site with where it is: module, operation, source line, and which one of several there."""
+    seen: Counter[object] = Counter()
     for site in trace.graph.sites:
-        site.kind = site.kind or kind_of(site, trace.lengths.moving)
+        place = (site.module, site.op, site.frame)
+        seen[place] += 1
+        yield (place, seen[place]), site
 
 
 def is_scores(node: Node, lengths: set[int]) -> bool:
