@@ -1,0 +1,130 @@
+"""PE305: which models are permutation equivariant, shown by permuting, and which know order otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.rules._fixtures import load
+from tests.rules.entry._judge import cases, findings, outcome
+
+FIXTURE = load("pe305_position_blind")
+CODE = "PE305"
+
+
+class Blind(nn.Module):
+    """One attention layer; ``kind`` says what stands before, around or after it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(99, 64)
+        self.mix = nn.MultiheadAttention(64, 4, batch_first=kind != "sequence first")
+        self.wide, self.narrow = nn.Conv1d(64, 64, 3, padding=1), nn.Conv1d(64, 64, 1)
+        self.lstm, self.gru = nn.LSTM(64, 64, batch_first=True), nn.GRU(64, 64, batch_first=True)
+        self.first = nn.Parameter(torch.randn(1, 1, 64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, options = self._before(self.embed(ids)), {}
+        if self.kind == "padding mask":
+            options["key_padding_mask"] = ids.eq(0)
+        if self.kind == "window":
+            i = torch.arange(x.shape[1], device=x.device)
+            options["attn_mask"] = (i - i[:, None]).abs() > 8
+        x = x + self.mix(x, x, x, need_weights=False, **options)[0]
+        if self.kind in ("class token", "first token"):
+            return x[:, 0]
+        return x.mean(1) if self.kind == "mean" else x
+
+    def _before(self, x: Tensor) -> Tensor:
+        if self.kind in ("convolution", "pointwise"):
+            convolve = self.wide if self.kind == "convolution" else self.narrow
+            return convolve(x.mT).mT
+        if self.kind in ("lstm", "gru"):
+            return getattr(self, self.kind)(x)[0]
+        if self.kind == "shift":
+            return x + F.pad(x[:, :-1], (0, 0, 1, 0))
+        if self.kind == "class token":
+            return torch.cat((self.first.expand(len(x), -1, -1), x), 1)
+        return x.cumsum(1) if self.kind == "cumsum" else x
+
+
+BLIND = ["plain", "pointwise", "class token", "padding mask", "first token", "mean", "sequence first"]
+ORDERED = ["convolution", "lstm", "gru", "shift", "cumsum"]
+
+
+def is_equivariant(model: nn.Module, axis: int = 1) -> bool:
+    """Whether permuting all tokens but the first permutes the outputs, or leaves pooled ones as they are."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 90, (2, 12), generator=generator)
+    order = torch.cat((torch.zeros(1, dtype=torch.long), 1 + torch.randperm(11, generator=generator)))
+    with torch.no_grad():
+        one, two = model(ids), model(ids[:, order])
+    if one.dim() == 3 and one.shape[1] == 12:
+        one = one[:, order]
+    return bool(torch.allclose(one, two, atol=1e-5))
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty(factory):
+    (finding,) = findings(factory(), CODE, 512)
+    assert finding.severity == "error"
+    assert finding.where.file == FIXTURE.__file__
+    assert (finding.evidence.measured, finding.evidence.unit) == (0, "sites")
+    assert is_equivariant(factory())
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "HEALTHY"))
+def test_healthy(factory):
+    assert findings(factory(), CODE, 512) == []
+    assert not is_equivariant(factory())
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "NOTED"))
+def test_a_causal_decoder_without_positions_is_a_note(factory):
+    (finding,) = findings(factory(), CODE, 512)
+    assert finding.severity == "note"
+    assert "computed" not in finding.message
+
+
+@pytest.mark.parametrize("kind", BLIND)
+def test_blind(kind):
+    model = Blind(kind).eval()
+    (finding,) = findings(model, CODE, 128)
+    assert finding.severity == "error"
+    assert "10^215 orders" in finding.effect
+    if kind not in ("sequence first", "class token"):
+        assert is_equivariant(model)
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_order_from_elsewhere(kind):
+    model = Blind(kind).eval()
+    result = outcome(model, CODE, 128)
+    assert (result.status, result.findings) == ("not-applicable", [])
+    assert "knows order" in result.reason
+    assert not is_equivariant(model)
+
+
+def test_a_window_is_a_mask_of_positions():
+    model = Blind("window").eval()
+    (finding,) = findings(model, CODE, 128)
+    assert finding.severity == "note"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("faulty_zeroed", "self.rows(place)"), ("faulty_never_applied", "phi.cos()")]
+)
+def test_unused_positions_are_named_with_their_line(name, line):
+    (finding,) = findings(getattr(FIXTURE, name)(), CODE, 512)
+    assert "but never reach attention" in finding.message
+    assert line in Path(FIXTURE.__file__).read_text().splitlines()[finding.where.line - 1]
+
+
+def test_without_attention_there_is_nothing_to_judge():
+    result = outcome(load("mlp", "healthy").model(), CODE, 64)
+    assert (result.status, result.reason) == ("not-applicable", "the model has no attention")
