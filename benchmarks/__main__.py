@@ -24,6 +24,8 @@ from benchmarks.measure import Row
 
 Work = Callable[[], Iterator[Row]]
 SIGNS = {"ratio": "≤ {:g}x", "speedup": "≥ {:g}x faster", "measured": "≤ {:,.0f} {unit}"}
+LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+"""Processes at work before the measuring began; above the number of cores, times come out too long."""
 VERDICTS = {True: ("met", "green"), False: ("NOT MET", "bold red"), None: ("-", "dim")}
 
 
@@ -86,7 +88,13 @@ def _measured(work: dict[str, Work]) -> Iterator[Row]:
 def _machine() -> dict[str, Any]:
     packages = {name: _version(name) for name in ("pediag", "torch", "transformers")}
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cores": count, "machine": platform.machine(), "python": platform.python_version(), **packages}
+    return {
+        "cores": count,
+        "load_before": round(LOAD, 1),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **packages,
+    }
 
 
 def _version(package: str) -> str | None:
@@ -99,7 +107,7 @@ def _version(package: str) -> str | None:
 def _conditions() -> str:
     machine = _machine()
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "transformers"))
-    return f"{time.strftime('%Y-%m-%d')}, {machine['cores']} cores, {versions}"
+    return f"{time.strftime('%Y-%m-%d')}, {machine['cores']} cores (load before {LOAD:.1f}), {versions}"
 
 
 def _number(value: float | None, unit: str) -> str:

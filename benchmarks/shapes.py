@@ -69,7 +69,7 @@ def rows() -> Iterator[Row]:
 def _directory(folder: Path, layers: int) -> Path:
     path = folder / f"llama-{layers}"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    (path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}, indent=2))
     return path
 
 

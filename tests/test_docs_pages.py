@@ -47,6 +47,15 @@ def test_the_page_gives_the_facts(rule):
         assert fact in text
 
 
+def test_references_of_the_docstring_stand_alone(make_rule):
+    given = make_rule(
+        page="Wrong.\n\n## References\n\nSomeone 2024, equation 1.", references=("Someone 2024",)
+    )
+    lists = [pages.page(make_rule()), pages.page(given)]
+    assert [text.count("## References") for text in lists] == [1, 1]
+    assert "- Someone 2024, eq. 1" in lists[0]
+
+
 def test_the_index_links_every_page_in_the_order_of_codes(make_rule):
     rules = [
         make_rule("PE301", "scale", source="entry/pe301_scale.py"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pediag.report.catalogue import page
+from pediag.report import catalogue
 from pediag.rules.registry import all_rules
 from pediag.rules.rule import Rule
 
+OWN_REFERENCES = "\n## References\n"
 INDEX = "README.md"
 HEAD = """\
 # The rules
@@ -21,6 +23,11 @@ STALE = "pe[0-9][0-9][0-9]_*.md"
 def file_name(rule: Rule) -> str:
     """Name of the rule's page, which is that of its source file: ``pe302_dropout_on_positions.md``."""
     return f"{Path(rule.source).stem}.md"
+
+
+def page(rule: Rule) -> str:
+    """The page that ``pediag explain`` shows; a docstring's own references replace the rule's list."""
+    return catalogue.page(replace(rule, references=()) if OWN_REFERENCES in rule.page else rule)
 
 
 def index(rules: Iterable[Rule]) -> str:
