@@ -73,35 +73,51 @@ def _one_text(value: Any, trace: Trace) -> Any:
     return value
 
 
-def stored(facets: Facets, encoding: Rotary | Sinusoidal) -> Floats | None:
-    """The frequencies (r/2,) as stored or computed, where the program shows them."""
-    assert facets.structural is not None
-    factor = factor_of(facets.structural, encoding.factor)
-    if factor is None:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Frequencies (r/2,) as the program of ``trace`` holds them, and the ``node`` that they are."""
+
+    trace: Trace
+    node: Node
+    frequencies: Floats
+
+
+def source(facets: Facets, encoding: Rotary | Sinusoidal) -> Source | None:
+    """The frequencies where the program shows them: at the length asked about if it runs, else at the short one."""
+    trace, node = facets.structural, encoding.factor
+    assert trace is not None
+    short = factor_of(trace, node)
+    pairs = pairs_of(short, encoding.frequencies) if short is not None else None
+    if short is None or pairs is None or node is None:
         return None
-    pairs = pairs_of(factor, encoding.frequencies)
-    return None if pairs is None else factor[pairs]
+    long = _at_target(facets, encoding, short.shape)
+    if (
+        long is not None
+        and long.frequencies.shape == short.shape
+        and np.isfinite(long.frequencies[pairs]).all()
+    ):
+        return Source(long.trace, long.node, long.frequencies[pairs])
+    return Source(trace, node, short[pairs])
+
+
+def _at_target(facets: Facets, encoding: Rotary | Sinusoidal, shape: tuple[int, ...]) -> Source | None:
+    from pediag.encodings import program
+
+    trace = facets.target
+    for site in trace.graph.sites if trace is not None else ():
+        if site.module in encoding.modules and site.position:
+            angle = program.phase(site.position[0])
+            node = program.frequency_factor(angle) if angle is not None else None
+            numbers = factor_of(trace, node) if trace is not None else None
+            if trace is not None and node is not None and numbers is not None and numbers.shape == shape:
+                return Source(trace, node, numbers)
+    return None
 
 
 def at_length(facets: Facets, encoding: Rotary) -> Floats:
     """Frequencies (r/2,) at the length asked about; those of the short length where the program shows no other."""
-    from pediag.encodings import program
-
-    assert facets.structural is not None
-    short = factor_of(facets.structural, encoding.factor)
-    pairs = pairs_of(short, encoding.frequencies) if short is not None else None
-    if short is None or pairs is None or facets.target is None:
-        return encoding.frequencies
-    for site in facets.target.graph.sites:
-        if site.module not in encoding.modules or not site.position:
-            continue
-        angle = program.phase(site.position[0])
-        node = program.frequency_factor(angle) if angle is not None else None
-        long = factor_of(facets.target, node)
-        if long is not None and long.shape == short.shape and np.isfinite(long[pairs]).all():
-            return long[pairs]
-        break
-    return encoding.frequencies if np.isfinite(encoding.frequencies).all() else short[pairs]
+    found = source(facets, encoding)
+    return encoding.frequencies if found is None else found.frequencies
 
 
 def product_of(phase: Node | None, factor: Node | None) -> Node | None:
@@ -156,7 +172,7 @@ def _entries(facets: Facets, width: int) -> Iterator[Declared]:
     if facets.config is None:
         return
     top = facets.config.values
-    for path, values in facets.config.sections():
+    for _path, values in facets.config.sections():
         for key, base in values.items():
             if not _is_base(key) or not isinstance(base, (int, float)) or isinstance(base, bool):
                 continue

@@ -123,9 +123,10 @@ def angles(program: Program, lane: Lane, where: Ints, node: Node | None = None) 
         return np.asarray(value[: int(where[-1]) + 1].numpy()[where], dtype=np.float64)
     size = program.counters[0].node.shape[program.counters[0].axis]
     rows = []
-    for start in range(0, where.size, size):
-        chosen = where[start : start + size]
-        given = _given(program.counters, lane, chosen)
+    for start in range(0, where.size, size - 1):
+        chosen = where[start : start + size - 1]
+        # The last position is in every pass, for programs that look at the greatest one.
+        given = _given(program.counters, lane, np.append(chosen, where[-1]))
         value = _first_text(evaluator(node, given).double(), program, node)
         rows.append(value.numpy()[: chosen.size])
     return np.concatenate(rows)
@@ -133,8 +134,12 @@ def angles(program: Program, lane: Lane, where: Ints, node: Node | None = None) 
 
 def _first_text(value: Any, program: Program, node: Node) -> Any:
     """Positions first; other axes that are the same for every text and head are taken at 0."""
+    from pediag.trace import Unavailable
+
     lengths = program.trace.lengths.sequence
-    axis = next(k for k, size in enumerate(value.shape) if size in lengths)
+    axis = next((k for k, size in enumerate(value.shape) if size in lengths), None)
+    if axis is None:
+        raise Unavailable("the value moves along no axis of tokens")
     moved = value.movedim(axis, 0)
     while moved.dim() > 2 and moved.shape[1] in (1, program.trace.sizes.batch):
         moved = moved[:, 0]
@@ -163,8 +168,9 @@ def first_apart(program: Program, lane: Lane, reference: Lane, where: Ints, shar
         if node.provenance is not Provenance.POSITION or not node.dtype.is_floating_point:
             continue
         try:
-            got, exact = (angles(program, one, where, node) for one in (lane, reference))
-        except (Unavailable, StopIteration):
+            got = angles(program, lane, where, node)
+            exact = angles(program, reference, where, node)
+        except Unavailable:
             continue
         if got.shape == exact.shape and bool((np.abs(got - exact) > share * np.abs(exact)).any()):
             return node

@@ -65,8 +65,10 @@ def table_error(facets: Facets, encoding: Rotary | Sinusoidal) -> Apart | None:
     rows = numbers[table.first :]
     start = _start(encoding)
     head = np.arange(min(HEAD, len(rows)))
-    amplitude, waves = _columns(rows[head], head + start, w)
-    known = [(column, *wave) for column, wave in enumerate(waves) if wave and w[wave[0]] * head.size >= TURNED]
+    amplitude, waves = _columns(rows[head], np.asarray(head + start, dtype=np.float64), w)
+    known = [
+        (column, *wave) for column, wave in enumerate(waves) if wave and w[wave[0]] * head.size >= TURNED
+    ]
     if len(known) < ENOUGH:
         return None
     rows = rows[: facets.seq_len, [column for column, _, _ in known]] / amplitude
@@ -169,7 +171,9 @@ def _measure(
     at, column = np.unravel_index(int(worst.argmax()), worst.shape)
     first = int(where[beyond][0]) if beyond.any() else None
     share = float(beyond.mean())
-    return Apart(name, dtype, float(error[at, column]), float(limit[at, column]), int(where[at]), first, share)
+    return Apart(
+        name, dtype, float(error[at, column]), float(limit[at, column]), int(where[at]), first, share
+    )
 
 
 def _stored_as(leaf: Any, held: str) -> tuple[str, str]:

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 
 HALF = ("bfloat16", "float16")
 
+USUAL_BASE = 10000.0
+"""Base that is tried when none is declared or recovered (Vaswani et al., Su et al.)."""
+
 NOTICED = 0.1
 """Radians at which a phase error is called noticeable in the effect (facts: 0.1 rad moves a cosine by 0.1)."""
 
@@ -125,20 +128,21 @@ def check(facets: Facets) -> Iterator[Finding]:
 
 def rounded(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
     """How the frequencies of an encoding are rounded; None when they are not."""
-    used = _angles.stored(facets, encoding)
-    if used is not None:
-        return _of_program(facets, encoding, used)
+    source = _angles.source(facets, encoding)
+    if source is not None:
+        return _of_program(facets, encoding, source)
     return _of_table(facets, encoding)
 
 
-def _of_program(facets: Facets, encoding: Rotary | Sinusoidal, used: Floats) -> Rounded | None:
+def _of_program(facets: Facets, encoding: Rotary | Sinusoidal, source: _angles.Source) -> Rounded | None:
     """Frequencies that the program shows: half by dtype somewhere on their way, or by their numbers."""
+    used = source.frequencies
     if not np.isfinite(used).all():
         return None
-    passed = _passed(facets, encoding.factor)
+    passed = _passed(source)
     held = precision_of(used)
     form = passed[0] if passed else (held if held in HALF else None)
-    if form is None:
+    if form is None or _even_series(used):
         return None
     name = passed[1] if passed else _name(encoding)
     meant, base, scaling = formula(facets, encoding, used, form)
@@ -160,20 +164,18 @@ def precision_of_bits(values: Floats) -> int:
     return 53
 
 
-def _passed(facets: Facets, factor: Node | None) -> tuple[str, str, bool] | None:
+def _passed(source: _angles.Source) -> tuple[str, str, bool] | None:
     """(format, name, whether forward made it) of the half value that a factor's numbers went through, or None."""
     from pediag.trace.graph import ancestors
 
-    trace = facets.structural
-    assert trace is not None
-    if factor is None:
-        return None
-    for node in sorted(ancestors(factor), key=lambda item: -item.index):
+    for node in sorted(ancestors(source.node), key=lambda item: -item.index):
         form = str(node.dtype).removeprefix("torch.")
-        numbers = _angles.factor_of(trace, node) if form in HALF and node.numel > 1 else None
+        numbers = _angles.factor_of(source.trace, node) if form in HALF and node.numel > 1 else None
         if numbers is not None and _fractional(numbers):
-            stored = any(str(part.dtype).removeprefix("torch.") == form for part in ancestors(node) if part.names)
-            return form, _name_of(node) or _name_of(factor), not stored
+            stored = any(
+                str(part.dtype).removeprefix("torch.") == form for part in ancestors(node) if part.names
+            )
+            return form, _name_of(node) or _name_of(source.node), not stored
     return None
 
 
@@ -197,45 +199,55 @@ def _name(encoding: Rotary | Sinusoidal) -> str:
 def formula(
     facets: Facets, encoding: Rotary | Sinusoidal, used: Floats, form: str
 ) -> tuple[Floats | None, float | None, str]:
-    """The float64 frequencies meant, declared or recovered, with base and scaling; None when nothing explains them."""
+    """Float64 frequencies (r/2,) meant by rounded ones, with base and scaling; None when nothing explains them.
+
+    Of the declared formula, the recovered one and the usual ones, the first that rounds to most of ``used``.
+    """
     share = max(0.01, 4 * unit_roundoff(form))
+    best: tuple[int, Floats | None, float | None, str] = (-1, None, None, "default")
+    for meant, base, scaling in _candidates(facets, encoding, used, form, share):
+        if meant.shape == used.shape and np.allclose(meant, used, rtol=share, atol=0.0):
+            hits = int(np.count_nonzero(round_to(meant.astype(np.float32), form) == used.astype(np.float32)))
+            if hits > best[0]:
+                best = (hits, meant, base, scaling)
+    return best[1:]
+
+
+def _candidates(
+    facets: Facets, encoding: Rotary | Sinusoidal, used: Floats, form: str, share: float
+) -> Iterator[tuple[Floats, float, str]]:
     entry = _angles.declared(facets, encoding.width, used, within=share)
     if entry is not None:
-        return entry.frequencies, entry.base, str(rope_type(entry.scaling))
-    found = identify(used)
-    if not found.known or found.base is None:
-        found = identify(np.asarray(round_to(used, form), dtype=np.float64))
-    if found.known and found.base is not None:
-        meant = _rebuilt(found, used.size)
-        if meant is not None:
-            return meant, found.base, str(found.scaling["rope_type"])
-    return (*_sinusoid_formula(encoding, used, share), "default")
-
-
-def _rebuilt(found: Any, pairs: int) -> Floats | None:
-    w = scaled(found.base, found.width, found.scaling)
-    return w[:pairs] if w.size >= pairs else None
-
-
-def _sinusoid_formula(
-    encoding: Rotary | Sinusoidal, used: Floats, share: float
-) -> tuple[Floats | None, float | None]:
-    """The tensor2tensor exponents, ``i / (pairs - 1)``, where the base found is that of a sinusoid."""
+        yield entry.frequencies, entry.base, str(rope_type(entry.scaling))
+    for numbers in (used, np.asarray(round_to(used, form), dtype=np.float64)):
+        found = identify(numbers)
+        if found.known and found.base is not None:
+            rebuilt = scaled(found.base, found.width, found.scaling)
+            yield rebuilt[: used.size], found.base, str(found.scaling["rope_type"])
     base = encoding.parameters.get("base")
-    if not isinstance(base, (int, float)) or base <= 1 or used.size < 2:
-        return None, None
-    index = np.arange(used.size)
-    for steps in (used.size, used.size - 1):
-        w = float(base) ** (-index / steps)
-        if np.allclose(w, used, rtol=share, atol=0.0):
-            return w, float(base)
-    return None, None
+    index, steps = np.arange(used.size), {used.size}
+    if encoding.scheme == "sinusoidal":
+        # tensor2tensor and fairseq divide by one pair less, so that the slowest is exactly 1/base.
+        steps.add(max(used.size - 1, 1))
+    for one in dict.fromkeys((base, USUAL_BASE)):
+        if isinstance(one, (int, float)) and one > 1:
+            for count in steps:
+                yield np.asarray(float(one) ** (-index / count)), float(one), "default"
+
+
+def _even_series(used: Floats) -> bool:
+    """Whether the numbers are one geometric series as closely as float32 can tell: then nothing was lost."""
+    if used.size < ENOUGH or not bool((used > 0).all()):
+        return False
+    index, logs = np.arange(used.size), np.log(used)
+    slope, level = np.polyfit(index, logs, 1)
+    return bool(np.abs(logs - slope * index - level).max() <= frequency_tolerance(USUAL_BASE))
 
 
 def _within_float32(used: Floats, meant: Floats, base: float | None) -> bool:
     with np.errstate(divide="ignore", invalid="ignore"):
         apart = np.where(used == meant, 0.0, np.abs(used - meant) / np.abs(meant))
-    return bool(apart.max() <= frequency_tolerance(max(base or 10000.0, 2.0)))
+    return bool(apart.max() <= frequency_tolerance(max(base or USUAL_BASE, 2.0)))
 
 
 def _of_table(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
@@ -302,7 +314,7 @@ def _error(found: Rounded, position: int) -> float:
 def _limit(found: Rounded, position: int) -> float:
     """Radians that float32 frequencies may be off by."""
     w = found.meant if found.meant is not None else found.used
-    allowed = frequency_tolerance(max(found.base or 10000.0, 2.0)) * position * float(np.abs(w).max())
+    allowed = frequency_tolerance(max(found.base or USUAL_BASE, 2.0)) * position * float(np.abs(w).max())
     return float(f"{allowed:.3g}")
 
 

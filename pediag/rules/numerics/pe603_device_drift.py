@@ -112,7 +112,9 @@ def check(facets: Facets) -> Iterator[Finding]:
                 seen.add(place)
                 yield finding
     if not judged:
-        raise CouldNotCheck("no angles and no formula of a table are at hand; give the model with its weights")
+        raise CouldNotCheck(
+            "no angles and no formula of a table are at hand; give the model with its weights"
+        )
 
 
 def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | None:
@@ -128,7 +130,11 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
         except Unavailable:
             drifts = []
         if drifts:
-            return [_drifting(facets, encoding, program, drifts)] if any(d.first is not None for d in drifts) else []
+            return (
+                [_drifting(facets, encoding, program, drifts)]
+                if any(d.first is not None for d in drifts)
+                else []
+            )
     apart = table_error(facets, encoding)
     if apart is None:
         return None
@@ -138,7 +144,9 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
 # -- lanes ----------------------------------------------------------------------------------------------------
 
 
-def lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program) -> Iterator[tuple[str, Lane]]:
+def lanes(
+    facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program
+) -> Iterator[tuple[str, Lane]]:
     """The lanes that are judged, by name: the first is the program as written."""
     import torch
 
@@ -299,8 +307,14 @@ def _table_off(facets: Facets, encoding: Rotary | Sinusoidal, apart: Apart) -> F
         ),
         where=_where(facets, encoding, None),
         evidence=Evidence(
-            measured=apart.error, expected=0.0, limit=float(f"{apart.limit:.3g}"), unit="", seq_len=facets.seq_len
+            measured=apart.error,
+            expected=0.0,
+            limit=float(f"{apart.limit:.3g}"),
+            unit="",
+            seq_len=facets.seq_len,
         ),
-        fix=Fix(f"Build {name} from positions and frequencies in float32 and cast the finished cos and sin only."),
+        fix=Fix(
+            f"Build {name} from positions and frequencies in float32 and cast the finished cos and sin only."
+        ),
         scheme=encoding.scheme,
     )

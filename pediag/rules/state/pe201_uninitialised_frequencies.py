@@ -164,7 +164,9 @@ class _Looked:
         bad = self._of_table(encoding.table.leaf) if encoding.table is not None else None
         bad = bad or fault(encoding.frequencies, self.facets, trained=False)
         if bad is not None:
-            yield Suspect(bad, encoding.frequencies.size, module, frame, name, encoding.id, modules, table=True)
+            yield Suspect(
+                bad, encoding.frequencies.size, module, frame, name, encoding.id, modules, table=True
+            )
 
     def _of_site(self, site: Site) -> Iterator[Suspect]:
         """A product that is no rotation: by the frequencies in its program, else by the table it reads."""
@@ -203,10 +205,14 @@ class _Looked:
     ) -> Suspect:
         owner = next((item for item in self.facets.encodings if site in item.sites), None)
         modules = tuple(owner.modules) if owner is not None else (site.module,)
-        return Suspect(bad, pairs, node.module or site.module, frame, name, owner.id if owner else "", modules, table)
+        return Suspect(
+            bad, pairs, node.module or site.module, frame, name, owner.id if owner else "", modules, table
+        )
 
     def _of_table(self, leaf: Node) -> Bad | None:
         """A value in a finished table that is no cosine or sine; None when there is none or it is unknown."""
+        import torch
+
         from pediag.trace import Unavailable
 
         try:
@@ -216,7 +222,8 @@ class _Looked:
             return None
         if not (value.is_floating_point() or value.is_complex()):
             return None
-        size = np.abs(value.flatten().cfloat().numpy() if value.is_complex() else value.float().flatten().numpy())
+        wide = torch.complex64 if value.is_complex() else torch.float32
+        size = np.abs(value.to(wide).flatten().numpy())
         wrong = ~np.isfinite(size) | (size > ABSURD)
         if not wrong.any():
             return None
@@ -251,7 +258,9 @@ class _Looked:
                 leaf = _table_of(site.position[0])
                 bad = Bad(0, 0.0, "is 0 where sines should be, and every cosine is 1: nothing turns")
                 name = _name(leaf) if leaf is not None else ""
-                yield self._suspect(bad, site.position[0].shape[-1], site.result, site.frame, name, site, table=True)
+                yield self._suspect(
+                    bad, site.position[0].shape[-1], site.result, site.frame, name, site, table=True
+                )
 
     def _whole(self, node: Node) -> float | None:
         """The one number that a per-token table is filled with; None when it is not."""
