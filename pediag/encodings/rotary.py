@@ -51,6 +51,7 @@ class Region:
     operand: Node
     sites: list[Site]
     applications: int
+    onward: list[Node] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
 
 
@@ -116,6 +117,7 @@ class _Finder:
         sites = sorted(
             (self.sites[node] for node in members if node in self.sites), key=lambda site: site.result.index
         )
+        sites = [site for site in sites if self._by_channel(site)] or sites
         if not sites:
             return None
         before = self._common_source(sites, members)
@@ -123,7 +125,23 @@ class _Finder:
         if before is None or after is None:
             return None
         starts = self._starts(before, members, _feature_width(operand, self.trace.lengths.sequence))
-        return Region(starts or [before], after, operand, sites, self._applications(sites, members))
+        applications = self._applications(sites, members)
+        return Region(starts or [before], after, operand, sites, applications, self._onward(after, members))
+
+    def _by_channel(self, site: Site) -> bool:
+        """Whether positions act on channels differently; one factor for a whole token is no part of a rotation."""
+        moving = self.trace.lengths.moving
+        return any(size > 1 and size not in moving for node in site.position for size in node.shape)
+
+    def _onward(self, after: Node, members: set[Node]) -> list[Node]:
+        """What becomes of ``after`` by moving its channels, up to where it is joined with something else."""
+        found, node = [], after
+        while True:
+            users = [user for user in members if any(item is node for item in user.inputs())]
+            if len(users) != 1 or users[0].op_name not in _REARRANGING:
+                return found
+            node = users[0]
+            found.append(node)
 
     def _local(self, operand: Node) -> set[Node]:
         """Content computed from ``operand`` back to the projections that made it."""
@@ -231,7 +249,7 @@ class _Finder:
         given = self._positions(region)
         if given is None:
             return None
-        ends = dict.fromkeys((region.after, region.operand))
+        ends = dict.fromkeys((region.after, region.operand, *region.onward))
         for start, end in itertools.product(region.starts, ends):
             probe = self._probe(start, end, given)
             if probe is None:

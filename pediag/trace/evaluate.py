@@ -133,8 +133,12 @@ class Evaluator:
             return self._kept[node]
         if not isinstance(node.op, str) and node.numel > self.budget:
             raise Unavailable(f"a value of {node.numel:,} elements is above the budget of {self.budget:,}")
-        if isinstance(node.op, str):
-            return self._pseudo(node, values)
+        try:
+            return self._pseudo(node, values) if isinstance(node.op, str) else self._call(node, values)
+        except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError) as error:
+            raise Unavailable(f"{node.op_name}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+
+    def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         operator = describe(node.op)
         if operator.random:
             raise Unavailable("a random number")
@@ -145,10 +149,7 @@ class Evaluator:
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
-        try:
-            return self.lane.call(node, node.op, args, kwargs)
-        except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError) as error:
-            raise Unavailable(f"{node.op_name}: {str(error).splitlines()[0]}") from error
+        return self.lane.call(node, node.op, args, kwargs)
 
     def _pseudo(self, node: Node, values: dict[Node, Any]) -> Any:
         if node.op == "leaf":

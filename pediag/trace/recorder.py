@@ -51,10 +51,14 @@ class Overrun(IndexError):
 
 @dataclass(slots=True)
 class Lengths:
-    """The sizes that tell axes apart: sequence lengths in tokens, and the batch."""
+    """The sizes that tell axes apart: sequence lengths in tokens, and the batch.
+
+    ``exact`` are the lengths of the inputs; ``sequence`` also what is usually made of them (one more, twice).
+    """
 
     sequence: set[int]
     batch: int
+    exact: tuple[int, ...] = ()
 
     @property
     def moving(self) -> set[int]:
@@ -578,13 +582,17 @@ class Recorder(TorchDispatchMode):
         place = (self.place.module, operator.name, frame)
         self._seen[place] += 1
         identity = (*place, self._seen[place])
-        scores = len(node.shape) >= 2 and node.shape[-1] in lengths and node.shape[-2] in lengths
+        scores = len(node.shape) >= 2 and node.shape[-1] in lengths and self._counts_tokens(node.shape[-2])
         # At the length asked for a width may equal the length; the structural pass has told which products are scores.
         if (identity in self.known_scores) if self.known_scores is not None else scores:
             self.scores.add(identity)
             query, key = content[-2], content[-1]
             mask = position[0] if position else None
             self.graph.attentions.append(Attention(query, key, None, mask, False, node, self.place.module, frame))
+
+    def _counts_tokens(self, size: int) -> bool:
+        """Whether an axis runs over tokens, perhaps folded with heads that share their keys."""
+        return size in self.lengths.moving or any(size % length == 0 for length in self.lengths.exact)
 
     def _notice_fused(self, func: Any, node: Node, bound: Any, named: Any) -> None:
         """A fused attention that the function mode did not see, because library code called it."""

@@ -259,7 +259,7 @@ class Session:
             batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
         around = {offset + size for size in sequence for offset in (-1, 0, 1)}
         around |= {factor * size + offset for size in sequence for factor, offset in ((2, -1), (2, 0), (2, 1))}
-        return Lengths(around, batch)
+        return Lengths(around, batch, (sizes.tokens, sizes.keys))
 
     def _make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
         if isinstance(item, dict):
