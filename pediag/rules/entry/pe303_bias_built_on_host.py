@@ -8,6 +8,8 @@ where the tokens are. It fires at that line, gives the bytes that cross, and nam
 was born. A value that the module keeps after the move, in an attribute or a cache, is silent: it crosses
 once.
 
+A mask alone is a note.
+
 ## Why it matters
 
 On an accelerator each forward pass computes the value on the host, and copies it from pageable memory. Such
@@ -83,14 +85,15 @@ def check(facets: Facets) -> Iterator[Finding]:
 def _finding(facets: Facets, trace: Trace, group: list[Transfer]) -> Finding:
     first = group[0]
     each = [_bytes(facets, trace, transfer) for transfer in group]
-    users = [item for item in fed_by(facets.encodings, reached(trace, first.node)) if item.scheme != "mask"]
-    encoding = users[0] if users else None
+    users = fed_by(facets.encodings, reached(trace, first.node))
+    encoding = next((item for item in users if item.scheme != "mask"), None)
     return Finding(
-        message=_message(group, encoding, sum(each), facets.seq_len),
+        message=_message(group, encoding or next(iter(users), None), sum(each), facets.seq_len),
         effect=_effect(group, sum(each), facets.seq_len),
         where=place(first.module, first.frame, encoding.id if encoding else ""),
         evidence=Evidence(sum(each), 0, None, "bytes", facets.seq_len),
         fix=_fix(first),
+        severity="note" if users and encoding is None else None,
         scheme=encoding.scheme if encoding else "",
     )
 
@@ -108,13 +111,14 @@ def _bytes(facets: Facets, trace: Trace, transfer: Transfer) -> int:
 
 def _message(group: list[Transfer], encoding: Encoding | None, total: int, seq_len: int) -> str:
     first = group[0]
-    what = f"Positions of {encoding.id} ({encoding.scheme})" if encoding else "A value made of positions"
+    what = f"The numbers of {encoding.id} ({encoding.scheme})" if encoding else "A value made of positions"
     born = f" born on the host at {line_of(first.born)}" if first.born else " born on the host"
     times = f" in {len(group)} copies" if len(group) > 1 else ""
     modules = list(dict.fromkeys(item.module for item in group))
     shared = f" ({layers_of(modules)})" if len(modules) > 1 else ""
+    verb = "are" if encoding else "is"
     return (
-        f"{what}{born} are moved to the tokens' device in every forward pass: {size(total)}{times} at "
+        f"{what}{born} {verb} moved to the tokens' device in every forward pass: {size(total)}{times} at "
         f"{seq_len:,} tokens{shared}."
     )
 

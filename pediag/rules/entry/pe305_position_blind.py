@@ -7,6 +7,8 @@ nothing else that knows order: no recurrence, no convolution along the tokens, n
 positions it is an error, with a causal mask (or a window) a note. It names positions that are computed and
 then go nowhere, or are multiplied by zero.
 
+For a module that takes vectors, or more than one input, it is a warning.
+
 ## Why it matters
 
 Such an encoder is a bag of words: "dog bites man" and "man bites dog" give the same vectors in another
@@ -28,6 +30,9 @@ breaks the symmetry: the number of tokens before tells the place, and decoders w
 published and work, so they get a note. A model with an encoding anywhere is silent, even if one of its
 towers has none. Attention over a fixed number of patches or channels is not judged, since a table of fixed
 size cannot be told from other weights.
+
+A module that takes vectors may be given positions in them, and a model of sets is meant to be blind: hence
+the warning. Mark inputs that hold positions with ``pediag.positions`` in ``example_inputs``.
 
 ## Fix
 
@@ -147,16 +152,23 @@ def _cuts(trace: Trace, node: Node) -> bool:
 
 def _finding(facets: Facets, trace: Trace, along: list[Attention]) -> Finding:
     masked = any(item.causal for item in along) or any(item.scheme == "mask" for item in facets.encodings)
+    open_inputs = not masked and _open(trace)
     unused = _unused(trace)
     first = along[0]
     return Finding(
-        message=_message(unused, masked),
+        message=_message(unused, masked, open_inputs),
         effect=_effect(facets.seq_len, masked),
         where=place(unused.module, unused.frame) if unused else place(first.module, first.frame),
         evidence=Evidence(0, 1, None, "sites", facets.seq_len),
         fix=_fix(unused, masked),
-        severity="note" if masked else "error",
+        severity="note" if masked else "warning" if open_inputs else "error",
     )
+
+
+def _open(trace: Trace) -> bool:
+    """Whether positions may come in from outside: the content is more than one input of token ids."""
+    leaves = [node for node in trace.graph.nodes if node.op == "leaf" and node.provenance.name == "CONTENT"]
+    return len(leaves) != 1 or leaves[0].dtype.is_floating_point
 
 
 def _unused(trace: Trace) -> Node | None:
@@ -180,13 +192,15 @@ def _with_operands(nodes: list[Node]) -> set[Node]:
     return set().union(*(ancestors(node) for node in nodes)) if nodes else set()
 
 
-def _message(unused: Node | None, masked: bool) -> str:
+def _message(unused: Node | None, masked: bool, open_inputs: bool) -> str:
     if unused is not None:
         start = f"Positions are computed at {line_of(unused.frame)} but never reach attention"
     else:
         start = "No position reaches attention"
     if masked:
         return f"{start}; only a mask tells order (0 places where positions enter)."
+    if open_inputs:
+        return f"{start}, unless the inputs hold them, and no mask tells order (0 places where they enter)."
     return f"{start}, and no mask tells order (0 places where positions enter)."
 
 

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 class _Short:
     """One table that ends too soon: its tensor, rows, the row of position 0, and what happens where.
 
-    ``asked`` is the number of rows that a pass did ask for, 0 when none stopped there.
+    ``asked`` is the number of rows that a pass did ask for, 0 when none stopped there; ``lines`` says that
+    several tokens read one row.
     """
 
     leaf: Node | None
@@ -74,6 +75,7 @@ class _Short:
     encoding: Encoding | None = None
     asked: int = 0
     severity: Severity | None = None
+    lines: bool = False
 
     @property
     def limit(self) -> int:
@@ -82,7 +84,7 @@ class _Short:
 
     def needed(self, seq_len: int) -> int:
         """Rows that ``seq_len`` tokens need."""
-        return max(seq_len + self.first, self.asked)
+        return self.asked if self.lines else max(seq_len + self.first, self.asked)
 
     @property
     def name(self) -> str:
@@ -130,11 +132,17 @@ def _shorts(facets: Facets, trace: Trace) -> Iterator[_Short]:
 
 
 def _tables(facets: Facets) -> list[tuple[Encoding, Table]]:
-    """The encodings that read one row a position, with their tables."""
+    """The encodings that read one row a token, with their tables.
+
+    A table that served more tokens than it has rows (columns of a grid, windows) is read in another way.
+    """
     found = []
+    served = facets.structural.seq_len if facets.structural and not facets.structural.failure else 0
     for encoding in facets.encodings:
         table = getattr(encoding, "table", None)
-        if table is not None and encoding.scheme in ("learned", "sinusoidal", "rotary"):
+        if table is None or encoding.scheme not in ("learned", "sinusoidal", "rotary"):
+            continue
+        if table.rows - table.first >= served and encoding.parameters.get("axis") != "batch":
             found.append((encoding, table))
     return found
 
@@ -162,7 +170,8 @@ def _stopped(facets: Facets, trace: Trace, failure: Failure) -> Iterator[_Short]
             first = max(0, failure.largest - trace.seq_len + 1)
         asked = (failure.largest or 0) + 1
         where = (failure.module, failure.frame)
-        yield _Short(failure.table, rows, first, "table", happens, *where, encoding, asked)
+        lines = asked < trace.seq_len
+        yield _Short(failure.table, rows, first, "table", happens, *where, encoding, asked, lines=lines)
     elif failure.site is not None:
         for content in failure.site.content:
             for position in failure.site.position:
@@ -257,19 +266,22 @@ def _reads(facets: Facets, target: Trace, encoding: Encoding, table: Table, node
         if read is None or set(read.table.names).isdisjoint(table.leaf.names):
             continue
         rows = [int(row) for row in read.picked]
-        if len(set(rows)) == len(rows):
-            return None
         short = _shared(rows, table)
+        if short is None:
+            return None
         short.encoding, short.module = encoding, encoding.sites[0].module
         short.frame = _lookup_frame(node, table) or encoding.sites[0].frame
         return short
     return None
 
 
-def _shared(rows: list[int], table: Table) -> _Short:
-    """What the tokens beyond a table read: its last row, by a clamp, or its rows once more."""
-    last = len(rows) - rows.index(max(rows))
-    if last > 1 and set(rows[-last:]) == {table.rows - 1}:
+def _shared(rows: list[int], table: Table) -> _Short | None:
+    """What tokens beyond a table read: its last row, by a clamp, or its rows once more; None for neither."""
+    once = len(range(rows[0], table.rows))
+    if rows[:once] != list(range(rows[0], table.rows)) or len(rows) <= once:
+        return None
+    last = len(rows) - once + 1
+    if set(rows[once:]) == {table.rows - 1}:
         happens = f"Nothing raises: the last {last:,} tokens all read row {max(rows):,}, one for all"
         return _Short(table.leaf, table.rows, table.first, "table", happens, "", None)
     # A model of windows may mean it, so this is a note.
@@ -291,11 +303,12 @@ def _lookup_frame(node: Node, table: Table) -> Frame | None:
 def _finding(facets: Facets, short: _Short) -> Finding:
     n = facets.seq_len
     encoding = short.encoding
+    longest = "" if short.lines else f" The longest input is {short.limit:,} tokens."
     return Finding(
         message=_message(short, n),
-        effect=f"{short.happens}. The longest input is {short.limit:,} tokens.",
+        effect=f"{short.happens}.{longest}",
         where=place(short.module, short.frame, encoding.id if encoding else ""),
-        evidence=Evidence(short.rows, short.needed(n), short.limit, "rows", n),
+        evidence=Evidence(short.rows, short.needed(n), None if short.lines else short.limit, "rows", n),
         fix=_fix(short, n),
         severity=short.severity,
         scheme=encoding.scheme if encoding else "",
@@ -305,9 +318,10 @@ def _finding(facets: Facets, short: _Short) -> Finding:
 def _message(short: _Short, n: int) -> str:
     name = f" `{short.name}`" if short.name else ""
     skipped = f", of which the first {short.first:,} are never read," if short.first else ""
+    holds = "" if short.lines else f"; it holds {short.limit:,}"
     return (
         f"The {short.what}{name} has {short.rows:,} rows{skipped} and {short.needed(n):,} are needed for "
-        f"{n:,} tokens; it holds {short.limit:,}."
+        f"{n:,} tokens{holds}."
     )
 
 
@@ -316,6 +330,8 @@ def _fix(short: _Short, n: int) -> Fix:
     at = f" read at {line_of(short.frame)}" if short.frame else ""
     name = f"`{short.name}`" if short.name else f"the {short.what}{at}"
     need = f"{short.needed(n):,} rows"
+    if short.lines:
+        return Fix(f"Give {name} {need}, or cut texts where it ends.")
     if short.what in ("buffer", "mask"):
         return Fix(f"{cut}, or build {name} with {need}, as many as the table of positions.")
     if short.encoding is not None and short.encoding.scheme in ("sinusoidal", "rotary"):

@@ -132,3 +132,23 @@ def test_a_few_slopes_are_no_bias():
 
 def test_nothing_to_judge_without_positions():
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"
+
+
+class MaskFromHost(nn.Module):
+    """A causal mask made on the host, as tutorials do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rows = nn.Embedding(99, 64), nn.Parameter(torch.randn(512, 64))
+        self.mix = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n = ids.shape[1]
+        mask = torch.triu(torch.ones(n, n), diagonal=1).bool().to(ids.device)
+        x = self.embed(ids) + self.rows[:n]
+        return self.mix(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+def test_a_mask_alone_is_a_note():
+    (finding,) = findings(MaskFromHost().eval(), CODE, 256)
+    assert (finding.severity, finding.evidence.measured) == ("note", 256 * 256)

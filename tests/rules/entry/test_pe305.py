@@ -128,3 +128,19 @@ def test_unused_positions_are_named_with_their_line(name, line):
 def test_without_attention_there_is_nothing_to_judge():
     result = outcome(load("mlp", "healthy").model(), CODE, 64)
     assert (result.status, result.reason) == ("not-applicable", "the model has no attention")
+
+
+@pytest.mark.parametrize("specs", [["x=float32[B,N,64]"], ["x=float32[B,N,64]", "where=float32[B,N,64]"]])
+def test_positions_may_be_in_vectors_that_come_in(specs):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.MultiheadAttention(64, 4, batch_first=True)
+
+        def forward(self, x, where=0.0):
+            x = x + where
+            return self.mix(x, x, x, need_weights=False)[0]
+
+    (finding,) = findings(Block().eval(), CODE, 128, inputs=specs)
+    assert finding.severity == "warning"
+    assert "unless the inputs hold them" in finding.message

@@ -155,3 +155,27 @@ def test_a_trained_model():
     assert findings(folder, CODE, 512) == []
     (finding,) = findings(folder, CODE, 1024)
     assert (finding.evidence.measured, finding.evidence.limit) == (512, 512)
+
+
+class PageGrid(nn.Module):
+    """Rows and columns of a page of width 8: neither table has a row for each token."""
+
+    def __init__(self, lines: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(99, 64)
+        self.line, self.column = nn.Embedding(lines, 64), nn.Embedding(8, 64)
+        self.mix = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        i = torch.arange(ids.shape[1], device=ids.device)
+        return self.mix(self.embed(ids) + self.line(i // 8) + self.column(i % 8))
+
+
+def test_a_page_is_no_clamp():
+    assert findings(PageGrid().eval(), CODE, 512) == []
+
+
+def test_a_page_with_too_few_lines():
+    (finding,) = findings(PageGrid(lines=40).eval(), CODE, 512)
+    assert (finding.evidence.measured, finding.evidence.expected, finding.evidence.limit) == (40, 64, None)
+    assert "IndexError" in finding.effect
