@@ -65,6 +65,10 @@ class Lengths:
         """Sizes whose axes may carry positions, rightly (sequence) or wrongly (batch)."""
         return self.sequence | {self.batch}
 
+    def counts_tokens(self, size: int) -> bool:
+        """Whether an axis of this size runs over tokens, perhaps folded with heads that share their keys."""
+        return size in self.sequence or any(size % length == 0 for length in self.exact)
+
 
 @dataclass(slots=True)
 class Place:
@@ -582,17 +586,14 @@ class Recorder(TorchDispatchMode):
         place = (self.place.module, operator.name, frame)
         self._seen[place] += 1
         identity = (*place, self._seen[place])
-        scores = len(node.shape) >= 2 and node.shape[-1] in lengths and self._counts_tokens(node.shape[-2])
+        scores = len(node.shape) >= 2 and node.shape[-1] in lengths
+        scores &= node.shape[-2] == self.lengths.batch or self.lengths.counts_tokens(node.shape[-2])
         # At the length asked for a width may equal the length; the structural pass has told which products are scores.
         if (identity in self.known_scores) if self.known_scores is not None else scores:
             self.scores.add(identity)
             query, key = content[-2], content[-1]
             mask = position[0] if position else None
             self.graph.attentions.append(Attention(query, key, None, mask, False, node, self.place.module, frame))
-
-    def _counts_tokens(self, size: int) -> bool:
-        """Whether an axis runs over tokens, perhaps folded with heads that share their keys."""
-        return size in self.lengths.moving or any(size % length == 0 for length in self.lengths.exact)
 
     def _notice_fused(self, func: Any, node: Node, bound: Any, named: Any) -> None:
         """A fused attention that the function mode did not see, because library code called it."""

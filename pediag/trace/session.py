@@ -193,7 +193,7 @@ class Session:
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the sequence along the axis that attention runs over."""
         scores = [attention.query.shape[-2] for attention in trace.graph.attentions]
-        if not scores or any(size in trace.lengths.sequence for size in scores):
+        if not scores or any(trace.lengths.counts_tokens(size) for size in scores):
             return trace
 
         def swapped(sizes: Sizes) -> Candidate:
