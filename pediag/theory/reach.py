@@ -38,6 +38,10 @@ LARGEST_BASE = 1e12
 """Where :func:`smallest_adequate_base` gives up; published bases end at 1e9."""
 
 
+SMALL_PRODUCT = 2
+"""Rows of one product: small enough that a linear-algebra library does not wake its threads for it."""
+
+
 def advantage(frequencies: npt.ArrayLike, distances: npt.ArrayLike, unrotated_pairs: int = 0) -> FloatArray:
     """``B(m)`` at distances (tokens) of any number, shape (N,), computed term by term."""
     w = vector(frequencies, "frequencies")
@@ -74,7 +78,7 @@ def _blocks(w: FloatArray, limit: int) -> Iterator[tuple[int, FloatArray]]:
         outer = np.multiply.outer(np.arange(start, end, BLOCK, dtype=np.float64), w)
         values = np.concatenate([np.cos(outer), np.sin(outer)], axis=1) @ table
         yield start, values.ravel()[: end - start]
-        start, rows = end, min(2 * rows, 64)
+        start, rows = end, min(2 * rows, SMALL_PRODUCT)
 
 
 def smallest_adequate_base(width: int, length: int) -> float | None:
