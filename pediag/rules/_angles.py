@@ -1,4 +1,4 @@
-"""What feeds the angles of a sinusoid or rotation: the program, the frequencies, and what the config declares."""
+"""What feeds the angles of a sinusoid or rotation: program, frequencies, and what the config declares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SAME = 1e-2
-"""Two readings of one frequency (measured from angles, and stored, perhaps in bfloat16) agree within this share."""
+"""Two readings of one frequency (measured from angles, and stored, perhaps in bfloat16) agree within this
+share.
+"""
 
 SAME_AT_LEAST = 1e-6
 """... or within this many radians per token: angles are read off cosines held in float32."""
@@ -41,7 +43,9 @@ class Declared:
 
 
 def pairs_of(factor: Floats, frequencies: Floats) -> NDArray[np.int64] | None:
-    """Which entries of a flat frequency factor are the pairs of ``frequencies``; None when they are not in it."""
+    """Which entries of a flat frequency factor are the pairs of ``frequencies``; None when they are not in
+    it.
+    """
     size = frequencies.size
     turning = np.flatnonzero(factor)
     best: tuple[float, NDArray[np.int64] | None] = (1.0, None)
@@ -54,7 +58,9 @@ def pairs_of(factor: Floats, frequencies: Floats) -> NDArray[np.int64] | None:
 
 
 def factor_of(trace: Trace, node: Node | None) -> Floats | None:
-    """The numbers of a frequency factor as the model computes them, flat, in radians per token; None if unknown."""
+    """The numbers of a frequency factor as the model computes them, flat, in radians per token; None if
+    unknown.
+    """
     from pediag.trace import Unavailable
 
     if node is None or not node.dtype.is_floating_point:
@@ -83,7 +89,9 @@ class Source:
 
 
 def source(facets: Facets, encoding: Rotary | Sinusoidal) -> Source | None:
-    """The frequencies where the program shows them: at the length asked about if it runs, else at the short one."""
+    """The frequencies where the program shows them: at the length asked about if it runs, else at the
+    short one.
+    """
     trace, node = facets.structural, encoding.factor
     assert trace is not None
     short = factor_of(trace, node)
@@ -115,7 +123,9 @@ def _at_target(facets: Facets, encoding: Rotary | Sinusoidal, shape: tuple[int, 
 
 
 def at_length(facets: Facets, encoding: Rotary) -> Floats:
-    """Frequencies (r/2,) at the length asked about; those of the short length where the program shows no other."""
+    """Frequencies (r/2,) at the length asked about; those of the short length where the program shows no
+    other.
+    """
     found = source(facets, encoding)
     return encoding.frequencies if found is None else found.frequencies
 

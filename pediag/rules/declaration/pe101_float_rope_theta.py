@@ -56,7 +56,9 @@ LEAST_BASE = 1.0
 _SPELLING = re.compile(
     r"(?:.*_)?(?:rope|rotary)(?:_.*)?_(?:theta|base|base_freq|freq_base|base_frequency|frequency_base)s?"
 )
-"""``rope_theta``, ``rotary_emb_base``, ``rope_local_base_freq``, ``global_rope_theta``, ``rope_freq_base``."""
+"""``rope_theta``, ``rotary_emb_base``, ``rope_local_base_freq``, ``global_rope_theta``,
+``rope_freq_base``.
+"""
 
 _SECTION = re.compile(r"(?:.*_)?(?:rope|rotary)(?:_.*)?")
 _IN_SECTION = frozenset(("theta", "base", "base_freq", "freq_base", "base_frequency"))

@@ -37,7 +37,9 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Angles of a trace and the counters that they come from; ``built`` when they were made at construction."""
+    """Angles of a trace and the counters that they come from; ``built`` when they were made at
+    construction.
+    """
 
     trace: Trace
     phase: Node
@@ -100,7 +102,9 @@ def _value(trace: Trace, node: Node) -> Any:
 
 
 def positions(length: int) -> Ints:
-    """Positions 0 .. ``length`` - 1 (tokens) to look at: around the powers of two, the last ones, and between."""
+    """Positions 0 .. ``length`` - 1 (tokens) to look at: around the powers of two, the last ones, and
+    between.
+    """
     powers = 2 ** np.arange(0, 32)
     near = (powers[:, None] + np.array([-1, 0, 1, 3])).ravel()
     last = np.arange(max(0, length - LAST), length)
@@ -178,7 +182,9 @@ def first_apart(program: Program, lane: Lane, reference: Lane, where: Ints, shar
 
 
 def accelerators() -> list[tuple[str, Lane]]:
-    """A lane for each accelerator that is really present; on CUDA with TF32 off and on. Empty when there is none."""
+    """A lane for each accelerator that is really present; on CUDA with TF32 off and on. Empty when there
+    is none.
+    """
     import torch
 
     found: list[tuple[str, Lane]] = []

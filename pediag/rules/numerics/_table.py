@@ -26,7 +26,9 @@ MATCH = 0.03
 """A column is a cosine or sine of a pair when no row of the head is further off than this."""
 
 TURNED = 1.0
-"""Radians that a pair must turn over the head for its column to be told from others; slower ones drift least."""
+"""Radians that a pair must turn over the head for its column to be told from others; slower ones drift
+least.
+"""
 
 LEAVES = 0.1
 """The fit ends where the next rows leave it by this much: they are what is looked for."""
@@ -118,7 +120,9 @@ def _numbers(facets: Facets, leaf: Any, rows: int) -> Floats | None:
 
 
 def _columns(head: Floats, where: Floats, w: Floats) -> tuple[float, list[tuple[int, float] | None]]:
-    """The amplitude of (M, C), and per column the (pair, shift in radians) whose cosine it is, if it is one."""
+    """The amplitude of (M, C), and per column the (pair, shift in radians) whose cosine it is, if it is
+    one.
+    """
     angle = np.multiply.outer(where, w)
     kinds = [(shift, np.cos(angle + shift)) for shift in (0.0, -np.pi / 2, np.pi / 2)]
     amplitude = float(np.abs(head).max()) or 1.0

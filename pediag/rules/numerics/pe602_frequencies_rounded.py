@@ -11,27 +11,27 @@ table of cosines made ahead is judged by the frequencies recovered from its rows
 
 The angle is position times frequency, so a relative error of 2^-9 becomes radians at a few thousand tokens:
 with base 10000 and width 128 it is 1.25 rad at position 1023 and 10 rad at 8191. Nothing fails; long texts
-just come out wrong. ``model.to(torch.bfloat16)``, ``.half()``, engines and wrappers that cast buffers do this.
-A later ``.float()`` restores the dtype, not the digits.
+just come out wrong. ``model.to(torch.bfloat16)``, ``.half()``, engines and wrappers that cast buffers do
+this. A later ``.float()`` restores the dtype, not the digits.
 
 ## What is checked
 
 ``max_i (L - 1) |w_i - f_i|`` in radians, w the frequencies as used, f the float64 formula: what the config
-declares when it explains w within 1 %, else the formula recovered from w. It must exceed what float32 allows,
-``16 u32 (1 + ln base)`` relative (measured: pow 1.42 u32, exp up to 28 u32), and the numbers must be those of a
-half format or have passed through one.
+declares when it explains w within 1 %, else the formula recovered from w. It must exceed what float32
+allows, ``16 u32 (1 + ln base)`` relative (measured: pow 1.42 u32, exp up to 28 u32), and the numbers must
+be those of a half format or have passed through one.
 
 ## Known limits
 
 Cosines and sines that were finished in float32 and then cast lose half a unit in the last place at every
-position; that is harmless and silent. Frequencies that no formula explains (learned, or a list that the config
-does not give) are judged only when their store has a half dtype, by the bound u m w. Rounding that happens to
-positions or to the product is PE601 and PE603.
+position; that is harmless and silent. Frequencies that no formula explains (learned, or a list that the
+config does not give) are judged only when their store has a half dtype, by the bound u m w. Rounding that
+happens to positions or to the product is PE601 and PE603.
 
 ## Fix
 
-Keep the frequencies in float32 (cast parameters only, or recompute the buffer after the cast), or make them in
-float32 inside forward.
+Keep the frequencies in float32 (cast parameters only, or recompute the buffer after the cast), or make them
+in float32 inside forward.
 
 ## References
 
@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -69,7 +69,9 @@ USUAL_BASE = 10000.0
 """Base that is tried when none is declared or recovered (Vaswani et al., Su et al.)."""
 
 NOTICED = 0.1
-"""Radians at which a phase error is called noticeable in the effect (facts: 0.1 rad moves a cosine by 0.1)."""
+"""Radians at which a phase error is called noticeable in the effect (facts: 0.1 rad moves a cosine by
+0.1).
+"""
 
 MEASURED_NOISE = 3e-9
 """Radians per token by which frequencies read off float32 cosines over a hundred tokens are wrong."""
@@ -158,14 +160,16 @@ def _of_program(facets: Facets, encoding: Rotary | Sinusoidal, source: _angles.S
 def precision_of_bits(values: Floats) -> int:
     """Significant bits that the values need; few of them make a number that any format holds."""
     for bits in range(1, 12):
-        mantissa, exponent = np.frexp(values)
+        mantissa, _ = np.frexp(values)
         if np.array_equal(np.round(np.ldexp(mantissa, bits)), np.ldexp(mantissa, bits)):
             return bits
     return 53
 
 
 def _passed(source: _angles.Source) -> tuple[str, str, bool] | None:
-    """(format, name, whether forward made it) of the half value that a factor's numbers went through, or None."""
+    """(format, name, whether forward made it) of the half value that a factor's numbers went through, or
+    None.
+    """
     from pediag.trace.graph import ancestors
 
     for node in sorted(ancestors(source.node), key=lambda item: -item.index):

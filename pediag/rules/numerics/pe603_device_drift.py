@@ -3,9 +3,9 @@
 ## What it does
 
 Replays the program that makes the angles of each sinusoid and rotation at positions up to the length asked
-about, without running the model: as written, with matrix products in TF32, on every accelerator that is really
-present (TF32 off and on), and after ``model.to(dtype)`` when ``--dtype`` asks for it; each against float64. A
-finished table is compared with its own formula.
+about, without running the model: as written, with matrix products in TF32, on every accelerator that is
+really present (TF32 off and on), and after ``model.to(dtype)`` when ``--dtype`` asks for it; each against
+float64. A finished table is compared with its own formula.
 
 ## Why it matters
 
@@ -15,16 +15,17 @@ weights give other answers on another card.
 
 ## What is checked
 
-``|phase - phase64| <= 4 (u / 2 + (2 + 1.5 ln base) 2^-24 m w)`` for every pair and sampled position m (around
-the powers of two, the last ones, and between), u the roundoff of the value that enters content. For a finished
-table the same law for its cosines and sines. The number given is the largest error in radians.
+``|phase - phase64| <= 4 (u / 2 + (2 + 1.5 ln base) 2^-24 m w)`` for every pair and sampled position m
+(around the powers of two, the last ones, and between), u the roundoff of the value that enters content. For
+a finished table the same law for its cosines and sines. The number given is the largest error in radians.
 
 ## Known limits
 
-Positions are sampled, a few hundred of them. An outer product by ``torch.outer`` or ``torch.einsum`` without a
-summed axis is elementwise in PyTorch and is not affected by TF32; under autocast einsum is. Without an
-accelerator at hand TF32 is emulated by rounding the factors to 11 significant bits. Frequencies that were
-stored rounded are PE602. Linear biases, buckets and learned tables have no angle and are not judged.
+Positions are sampled, a few hundred of them. An outer product by ``torch.outer`` or ``torch.einsum``
+without a summed axis is elementwise in PyTorch and is not affected by TF32; under autocast einsum is.
+Without an accelerator at hand TF32 is emulated by rounding the factors to 11 significant bits. Frequencies
+that were stored rounded are PE602. Linear biases, buckets and learned tables have no angle and are not
+judged.
 
 ## Fix
 
@@ -100,7 +101,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     waves = [item for item in facets.encodings if isinstance(item, (Rotary, Sinusoidal))]
     if not waves:
         raise NotApplicable(
-            "the model has no sinusoid and no rotary encoding; biases and learned tables have no angle to drift"
+            "the model has no sinusoid and no rotary encoding; biases and learned tables have no angle"
         )
     judged, seen = 0, set()
     for encoding in waves:
@@ -141,7 +142,7 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
     return [_table_off(facets, encoding, apart)] if apart.first is not None else []
 
 
-# -- lanes ----------------------------------------------------------------------------------------------------
+# -- lanes --------------------------------------------------------------------------------------------------
 
 
 def lanes(
@@ -210,7 +211,7 @@ def _drift(name: str, error: Floats, limit: Floats, where: NDArray[np.int64]) ->
     )
 
 
-# -- findings -------------------------------------------------------------------------------------------------
+# -- findings -----------------------------------------------------------------------------------------------
 
 
 def _drifting(
@@ -272,7 +273,7 @@ def _effect(facets: Facets, worst: Drift, drifts: list[Drift]) -> str:
     real = [drift.lane for drift in drifts if drift.lane.startswith(("cuda", "mps", "xpu"))]
     absent = "" if real else " No accelerator was at hand."
     return (
-        f"{start[0].upper()}{start[1:]}; at {facets.seq_len:,} tokens the last one is off by {worst.last:.2g} rad. "
+        f"{start[0].upper()}{start[1:]}; at {facets.seq_len:,} tokens the last is off by {worst.last:.2g} rad. "
         f"Lanes run (rad): {ran}.{absent}"
     )
 
@@ -283,8 +284,8 @@ def _advice(node: Node | None, worst: Drift) -> str:
         return f"Keep the frequencies out of the cast to {worst.lane}: float32, or recomputed after it."
     if node is not None and node.op_name in _replay.MATRIX_PRODUCTS:
         return (
-            f"Make the angles{line} one by one, positions[:, None].float() * inv_freq[None, :], in place of a "
-            "matrix product, with autocast disabled."
+            f"Make the angles{line} one by one, positions[:, None].float() * inv_freq[None, :], in place of "
+            "a matrix product, with autocast disabled."
         )
     dtype = str(node.dtype).removeprefix("torch.") if node is not None else ""
     named = f" (now {dtype})" if dtype in HALF else ""
@@ -302,8 +303,8 @@ def _table_off(facets: Facets, encoding: Rotary | Sinusoidal, apart: Apart) -> F
     return Finding(
         message=f"{name} differs from its own formula by up to {apart.error:.3g} at row {apart.row:,}.",
         effect=(
-            f"The first row beyond what {apart.dtype} allows is {apart.first:,}; at {facets.seq_len:,} tokens "
-            f"{math.ceil(100 * apart.share)} % of the rows looked at are wrong, on every device."
+            f"The first row beyond what {apart.dtype} allows is {apart.first:,}; at {facets.seq_len:,} "
+            f"tokens {math.ceil(100 * apart.share)} % of the rows looked at are wrong, on every device."
         ),
         where=_where(facets, encoding, None),
         evidence=Evidence(

@@ -36,14 +36,18 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Distances 0 .. ``length`` - 1 (tokens) that attention compares; ``causal`` when only the past is seen."""
+    """Distances 0 .. ``length`` - 1 (tokens) that attention compares; ``causal`` when only the past is
+    seen.
+    """
 
     length: int
     causal: bool
 
 
 def span(facets: Facets, encoding: Rotary) -> Span | None:
-    """The widest span among the attentions that ``encoding`` serves; None when it serves none that is known."""
+    """The widest span among the attentions that ``encoding`` serves; None when it serves none that is
+    known.
+    """
     trace = facets.structural
     assert trace is not None
     spans = [_of_attention(facets, trace, attention) for attention in served(trace, encoding)]

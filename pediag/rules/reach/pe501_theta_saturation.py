@@ -9,27 +9,29 @@ known and no scaling is declared, finds the pairs that never finished a turn in 
 
 ## Why it matters
 
-Past that distance the rotation works against the content: attention prefers keys that have nothing to do with
-the query. Perplexity hardly shows it, retrieval does: a model of 2B parameters trained at 4096 tokens with too
-small a base kept its perplexity and found only what lay in the last few hundred tokens (Men et al.). A pair
-that sees angles beyond those of training is what makes unscaled rotary models fail past their trained length.
+Past that distance the rotation works against the content: attention prefers keys that have nothing to do
+with the query. Perplexity hardly shows it, retrieval does: a model of 2B parameters trained at 4096 tokens
+with too small a base kept its perplexity and found only what lay in the last few hundred tokens (Men et
+al.). A pair that sees angles beyond those of training is what makes unscaled rotary models fail past their
+trained length.
 
 ## What is checked
 
-``B(m) = sum_i cos(m w_i)`` over the pairs of the head, where a pair that is not rotated adds 1, and
-``m0 = min {m : B(m) < 0}``. With L the number of distances seen: ``L <= m0`` passes, ``L > m0`` is a note, and
-``L > 5 m0`` in causal attention a warning. The note gives the smallest base with ``B(m) >= 0`` up to L.
+``B(m) = sum_i cos(m w_i)`` over the pairs of the head, where a pair that is not rotated adds 1, and ``m0 =
+min {m : B(m) < 0}``. With L the number of distances seen: ``L <= m0`` passes, ``L > m0`` is a note, and ``L
+> 5 m0`` in causal attention a warning. The note gives the smallest base with ``B(m) >= 0`` up to L.
 
 Pairs with ``2 pi / w_i > L_train`` while ``L > L_train``: a warning in causal attention, else a note.
 
 ## Known limits
 
 The criterion is a theorem under a model (independent, identically distributed components of q and k), not a
-law: half of the published rotary models exceed m0, by up to 4.83 times for ordinary ones (Qwen2.5 at 131,072),
-which is why that much is only a note. The factor 5 is calibrated on them, not derived. Bases above the
-smallest adequate one can fail again, so a base is judged by its own m0 only. A head with half of its pairs
-unrotated always passes. The smallest base is meant for plain, unscaled frequencies of the full rotary width;
-where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072 tokens.
+law: half of the published rotary models exceed m0, by up to 4.83 times for ordinary ones (Qwen2.5 at
+131,072), which is why that much is only a note. The factor 5 is calibrated on them, not derived. Bases
+above the smallest adequate one can fail again, so a base is judged by its own m0 only. A head with half of
+its pairs unrotated always passes. The smallest base is meant for plain, unscaled frequencies of the full
+rotary width; where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072
+tokens.
 
 ## Fix
 
@@ -136,7 +138,9 @@ def unrotated(encoding: Rotary) -> int:
 
 
 def effective_frequencies(facets: Facets, encoding: Rotary) -> NDArray[np.float64]:
-    """Frequencies (r/2,) at the length asked about, where the program shows them; else at the short length."""
+    """Frequencies (r/2,) at the length asked about, where the program shows them; else at the short
+    length.
+    """
     from pediag.rules._angles import at_length
 
     return at_length(facets, encoding)
@@ -189,8 +193,8 @@ def _effect(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> str:
     assert found.first is not None
     share = 1 - found.first / seen.length
     text = (
-        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0, where a key "
-        "like the query can score below a random one: retrieval suffers before perplexity does."
+        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0, where a "
+        "key like the query can score below a random one: retrieval suffers before perplexity does."
     )
     if found.unseen:
         text += f" {found.unseen} of {encoding.width // 2} pairs also meet angles not seen in training."

@@ -2,9 +2,9 @@
 
 ## What it does
 
-Looks at the frequencies of every rotation, at those of products that look like one and are none, and at tables
-that enter q and k. Fires on values that are not finite, on frequencies that are all zero (nothing turns), and on
-values outside (0, 1] or not falling that no formula explains.
+Looks at the frequencies of every rotation, at those of products that look like one and are none, and at
+tables that enter q and k. Fires on values that are not finite, on frequencies that are all zero (nothing
+turns), and on values outside (0, 1] or not falling that no formula explains.
 
 ## Why it matters
 
@@ -14,11 +14,11 @@ at the loss of a random one.
 
 ## What is checked
 
-For w as the model holds it, pair by pair: finite; ``0 < w_i <= 1`` and ``w_{i+1} <= w_i``, unless a published
-formula (plain, linear, NTK, YaRN, Llama 3, proportional) or the scaling that the config declares gives these
-numbers. Allowed besides: zeros at the tail (proportional rotary), a first value up to 4 (short factors of
-LongRoPE below 1), evenly spaced frequencies (rotary for pixels), trained frequencies. Not allowed: a value that
-is positive and below 1e-20, which no base gives and left-over memory often is.
+For w as the model holds it, pair by pair: finite; ``0 < w_i <= 1`` and ``w_{i+1} <= w_i``, unless a
+published formula (plain, linear, NTK, YaRN, Llama 3, proportional) or the scaling that the config declares
+gives these numbers. Allowed besides: zeros at the tail (proportional rotary), a first value up to 4 (short
+factors of LongRoPE below 1), evenly spaced frequencies (rotary for pixels), trained frequencies. Not
+allowed: a value that is positive and below 1e-20, which no base gives and left-over memory often is.
 
 ## Known limits
 
@@ -85,7 +85,9 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Numbers under suspicion, where they apply and which buffer holds them. ``table`` is a finished table."""
+    """Numbers under suspicion, where they apply and which buffer holds them. ``table`` is a finished
+    table.
+    """
 
     bad: Bad
     pairs: int
@@ -231,7 +233,7 @@ class _Looked:
         kind = "is not finite" if not np.isfinite(size[index]) else "is no cosine or sine"
         return Bad(index, float(size[index]), kind)
 
-    # -- nothing turns ----------------------------------------------------------------------------------------
+    # -- nothing turns --------------------------------------------------------------------------------------
 
     def _still(self) -> Iterator[Suspect]:
         """Products with cosines and sines that do not move, because every frequency is zero."""
@@ -290,7 +292,9 @@ def single(numbers: Floats) -> Floats:
 
 
 def fault(w: Floats, facets: Facets, trained: bool) -> Bad | None:
-    """The first value of frequencies (r/2,), radians per token, that no sound ones have; None when all are sound."""
+    """The first value of frequencies (r/2,), radians per token, that no sound ones have; None when all are
+    sound.
+    """
     if not w.size:
         return None
     if not np.isfinite(w).all():
@@ -346,7 +350,7 @@ def _name(node: Node) -> str:
     return names[0] if names else ""
 
 
-# -- the finding ----------------------------------------------------------------------------------------------
+# -- the finding --------------------------------------------------------------------------------------------
 
 
 def _finding(facets: Facets, suspect: Suspect) -> Finding:
@@ -357,8 +361,8 @@ def _finding(facets: Facets, suspect: Suspect) -> Finding:
     return Finding(
         message=f"{_what(suspect)} = {bad.value:.6g} {bad.why}{_in(shared)}.",
         effect=(
-            f"{_effect(bad)} The {facets.seq_len:,} tokens have no order by this encoding; nothing raises, and a "
-            "trained model answers like a random one."
+            f"{_effect(bad)} The {facets.seq_len:,} tokens have no order by this encoding; nothing raises, and "
+            "a trained model answers like a random one."
         ),
         where=Where(
             module=suspect.module or (suspect.modules[0] if suspect.modules else ""),
@@ -413,7 +417,7 @@ def _advice(facets: Facets, suspect: Suspect, kind: str) -> str:
     entry = _angles.declared(facets, width) if not suspect.table else None
     base = f"{entry.base:.10g}" if entry is not None else "base"
     if suspect.table:
-        return f"Compute {name} again after the model is materialised, from float32 frequencies that fall from 1."
+        return f"Compute {name} again after the model is materialised, from frequencies that fall from 1."
     return (
         f"Compute {name} again after the model is materialised (_init_weights or reset_parameters): "
         f"1.0 / {base} ** (torch.arange(0, {width}, 2, dtype=torch.float32) / {width})."
