@@ -174,6 +174,7 @@ def _open(trace: Trace) -> bool:
 def _unused(trace: Trace) -> Node | None:
     """The last position value of most axes that forward computes and that is no part of a mask."""
     masks = [item.mask for item in trace.graph.attentions if item.mask is not None]
+    masks += [node for node in trace.graph.nodes if _made(node) and _is_mask(trace, node)]
     used = _with_operands([*masks, *(node for site in trace.graph.sites for node in site.position)])
     found = [node for node in trace.graph.nodes if node not in used and _made(node)]
     return max(found, key=lambda node: (node.dtype.is_floating_point, node.index), default=None)
@@ -184,6 +185,18 @@ def _made(node: Node) -> bool:
     if node.provenance.name != "POSITION" or node.frame is None or node.op == "leaf":
         return False
     return "empty" not in node.op_name
+
+
+def _is_mask(trace: Trace, node: Node) -> bool:
+    """Whether a value says yes or no to each pair of tokens: a mask, also one that attention is not given."""
+    from pediag.trace import Unavailable
+
+    if len(node.moving) < 2:
+        return False
+    try:
+        return len(trace.value(node).unique()) <= 2
+    except Unavailable:
+        return False
 
 
 def _with_operands(nodes: list[Node]) -> set[Node]:

@@ -144,3 +144,9 @@ def test_positions_may_be_in_vectors_that_come_in(specs):
     (finding,) = findings(Block().eval(), CODE, 128, inputs=specs)
     assert finding.severity == "warning"
     assert "unless the inputs hold them" in finding.message
+
+
+def test_a_mask_that_attention_replaces_by_its_own_is_no_unused_position():
+    (finding,) = findings(load("no_position_causal", "healthy").model(), CODE, 64)
+    assert finding.severity == "note"
+    assert "computed" not in finding.message
