@@ -158,7 +158,7 @@ def names_of(node: Node | None) -> list[str]:
 
 
 def declared(facets: Facets, width: int, like: Floats | None = None, within: float = 0.01) -> Declared | None:
-    """What the config declares for a rotary width: the entry nearest to ``like`` (r/2,), if within a share of it.
+    """What the config declares for a rotary width: that nearest to ``like`` (r/2,), within a share of it.
 
     Without ``like`` the first entry. None when the config declares nothing, or nothing near.
     """

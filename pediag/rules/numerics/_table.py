@@ -156,7 +156,7 @@ def _refined(rows: Floats, start: float, columns: _Columns, w: Floats) -> Floats
         ahead = np.arange(size, min(2 * size, len(rows)))
         angle = np.multiply.outer(ahead + start, refined[columns.pair]) + columns.shift
         if not ahead.size or bool((np.abs(rows[ahead] - np.cos(angle)) > LEAVES).any()):
-            return refined
+            return np.asarray(refined, dtype=np.float64)
         size += ahead.size
 
 

@@ -203,7 +203,7 @@ def _name(encoding: Rotary | Sinusoidal) -> str:
 def formula(
     facets: Facets, encoding: Rotary | Sinusoidal, used: Floats, form: str
 ) -> tuple[Floats | None, float | None, str]:
-    """Float64 frequencies (r/2,) meant by rounded ones, with base and scaling; None when nothing explains them.
+    """Float64 frequencies (r/2,) meant by rounded ones, base and scaling; None when nothing explains them.
 
     Of the declared formula, the recovered one and the usual ones, the first that rounds to most of ``used``.
     """

@@ -273,8 +273,8 @@ def _effect(facets: Facets, worst: Drift, drifts: list[Drift]) -> str:
     real = [drift.lane for drift in drifts if drift.lane.startswith(("cuda", "mps", "xpu"))]
     absent = "" if real else " No accelerator was at hand."
     return (
-        f"{start[0].upper()}{start[1:]}; at {facets.seq_len:,} tokens the last is off by {worst.last:.2g} rad. "
-        f"Lanes run (rad): {ran}.{absent}"
+        f"{start[0].upper()}{start[1:]}; at {facets.seq_len:,} tokens the last is off by {worst.last:.2g} "
+        f"rad. Lanes run (rad): {ran}.{absent}"
     )
 
 

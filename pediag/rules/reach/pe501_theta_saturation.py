@@ -193,8 +193,8 @@ def _effect(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> str:
     assert found.first is not None
     share = 1 - found.first / seen.length
     text = (
-        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0, where a "
-        "key like the query can score below a random one: retrieval suffers before perplexity does."
+        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0, where "
+        "a key like the query can score below a random one: retrieval suffers before perplexity does."
     )
     if found.unseen:
         text += f" {found.unseen} of {encoding.width // 2} pairs also meet angles not seen in training."

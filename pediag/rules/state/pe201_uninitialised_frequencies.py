@@ -361,8 +361,8 @@ def _finding(facets: Facets, suspect: Suspect) -> Finding:
     return Finding(
         message=f"{_what(suspect)} = {bad.value:.6g} {bad.why}{_in(shared)}.",
         effect=(
-            f"{_effect(bad)} The {facets.seq_len:,} tokens have no order by this encoding; nothing raises, and "
-            "a trained model answers like a random one."
+            f"{_effect(bad)} The {facets.seq_len:,} tokens have no order by this encoding; nothing raises, "
+            "and a trained model answers like a random one."
         ),
         where=Where(
             module=suspect.module or (suspect.modules[0] if suspect.modules else ""),
