@@ -194,7 +194,7 @@ def _is_mask(trace: Trace, node: Node) -> bool:
     if len(node.moving) < 2:
         return False
     try:
-        return len(trace.value(node).unique()) <= 2
+        return len(set(trace.value(node).flatten().tolist())) <= 2
     except Unavailable:
         return False
 
