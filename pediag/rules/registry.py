@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from pediag.errors import PediagError, UsageError
-from pediag.rules.rule import Rule
+from pediag.rules.finding import Finding
+from pediag.rules.rule import Check, Facets, Rule, described
 
 PATTERN = "*/pe[0-9][0-9][0-9]_*.py"
 
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule that ships with pediag, sorted by code. Imports no torch."""
+    """Every rule that ships with pediag, sorted by code. Reads the rule files without importing them."""
     return discover(Path(__file__).parent, "pediag.rules")
 
 
@@ -87,16 +89,43 @@ def _nearest(wanted: str) -> str:
 
 
 def _load(path: Path, package: str) -> Rule:
-    module = importlib.import_module(f"{package}.{path.parent.name}.{path.stem}")
-    declared = [value for value in vars(module).values() if isinstance(value, Rule)]
+    """The rule a file declares, read from its source: the file is imported when the rule is first run."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    declared = [(node, call) for node in tree.body if (call := _declaration(node)) is not None]
     if len(declared) != 1:
         raise PediagError(f"{path.name} declares {len(declared)} rules; a rule file declares exactly one")
+    function, call = declared[0]
+    assert isinstance(function, ast.FunctionDef)
+    try:
+        given = {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg}
+    except ValueError as error:
+        raise PediagError(f"{path.name}: what is said in @rule(...) must be plain values") from error
     code, _, name = path.stem.partition("_")
     expected = (code.upper(), name.replace("_", "-"))
-    if (declared[0].code, declared[0].name) != expected:
-        given = f"{declared[0].code} {declared[0].name}"
-        raise PediagError(f"{path.name} declares {given}; its file name says {' '.join(expected)}")
-    return declared[0]
+    if (given.get("code"), given.get("name")) != expected:
+        said = f"{given.get('code')} {given.get('name')}"
+        raise PediagError(f"{path.name} declares {said}; its file name says {' '.join(expected)}")
+    module = f"{package}.{path.parent.name}.{path.stem}"
+    page = ast.get_docstring(tree) or ""
+    return described(page, str(path), _imported(module, function.name), **given)
+
+
+def _declaration(node: ast.stmt) -> ast.Call | None:
+    """The ``@rule(...)`` above a function, if it has one."""
+    for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+        if isinstance(decorator, ast.Call):
+            named = decorator.func
+            if isinstance(named, ast.Name) and named.id == "rule":
+                return decorator
+    return None
+
+
+def _imported(module: str, function: str) -> Check:
+    def check(facets: Facets) -> Iterator[Finding]:
+        declared: Rule = getattr(importlib.import_module(module), function)
+        return declared.check(facets)
+
+    return check
 
 
 def _refuse_duplicates(rules: Sequence[Rule], attribute: str) -> None:

@@ -1,4 +1,4 @@
-"""What a rule is: metadata, a docstring that is its published page, and one function from facets to findings."""
+"""What a rule is: metadata, a docstring that is its page, and one function from facets to findings."""
 
 from __future__ import annotations
 
@@ -76,17 +76,43 @@ def rule(
     def declare(check: Check) -> Rule:
         module = inspect.getmodule(check)
         page = inspect.cleandoc((module.__doc__ if module else "") or "")
-        return Rule(
+        return described(
+            page,
+            inspect.getfile(check),
+            check,
             code=code,
             name=name,
             severity=severity,
             basis=basis,
             needs=needs,
-            summary=page.partition("\n")[0],
             references=references,
-            page=page,
-            check=check,
-            source=inspect.getfile(check),
         )
 
     return declare
+
+
+def described(
+    page: str,
+    source: str,
+    check: Check,
+    *,
+    code: str,
+    name: str,
+    severity: Severity,
+    basis: Basis,
+    needs: tuple[Facet, ...],
+    references: tuple[str, ...] = (),
+) -> Rule:
+    """The rule whose page, source file and facts are given; the first line of the page is its summary."""
+    return Rule(
+        code=code,
+        name=name,
+        severity=severity,
+        basis=basis,
+        needs=needs,
+        summary=page.partition("\n")[0],
+        references=references,
+        page=page,
+        check=check,
+        source=source,
+    )

@@ -9,6 +9,7 @@ import pytest
 
 from pediag.errors import PediagError, UsageError
 from pediag.rules import registry
+from pediag.rules.rule import Rule
 
 RULE_FILE = '''"""A made-up fault.
 
@@ -132,3 +133,25 @@ def test_an_unknown_entry_is_refused(three, select, ignore):
 def test_a_selection_that_leaves_nothing_is_refused(three):
     with pytest.raises(UsageError, match="nothing is left to run"):
         registry.select(("PE3",), ("PE301", "PE302"))
+
+
+def test_what_is_read_is_what_is_declared():
+    """Reading a rule file and importing it give the same facts."""
+    import dataclasses
+    import importlib
+
+    for rule in registry.all_rules():
+        path = Path(rule.source)
+        module = importlib.import_module(f"pediag.rules.{path.parent.name}.{path.stem}")
+        (declared,) = (value for value in vars(module).values() if isinstance(value, Rule))
+        for field in dataclasses.fields(Rule):
+            if field.name not in ("check", "source"):
+                assert getattr(rule, field.name) == getattr(declared, field.name), (rule.code, field.name)
+
+
+def test_a_declaration_of_computed_values_is_refused(package):
+    write(package, "entry", "pe951_made_up", "PE951", "made-up")
+    path = package / "entry" / "pe951_made_up.py"
+    path.write_text(path.read_text().replace('"error"', "str(1)"))
+    with pytest.raises(PediagError, match="must be plain values"):
+        registry.discover(package, package.name)
