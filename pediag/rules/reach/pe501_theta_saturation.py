@@ -70,13 +70,13 @@ WARN_AT = 5.0
 """L / m0 above which causal attention is a warning; the largest ordinary published model has 4.83."""
 
 LONGEST_SEARCHED = 131_072
-"""Tokens up to which the smallest adequate base is searched for: a second or two; a minute at a million."""
+"""Tokens, at width 128, up to which the smallest adequate base is searched for: a second or two; a minute at a million."""
 
 LONGEST_SCANNED = 1 << 24
 """Distances that are scanned: beyond it float32 does not hold whole positions."""
 
-FIT, FIT_POWER = 0.0424, 1.628
-"""Men et al. fit the smallest base of width 128 by 0.0424 L^1.628."""
+FIT, FIT_POWER, FIT_WIDTH = 0.0424, 1.628, 128
+"""Men et al. fit the smallest base of width 128 by 0.0424 L^1.628; wider heads need less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _advice(encoding: Rotary, seen: Span, found: Reach, base: str) -> str:
 @cache
 def adequate_base(width: int, length: int) -> str:
     """The smallest adequate base of a rotary width for a length in tokens, rounded up, as text."""
-    if length > LONGEST_SEARCHED:
+    if length * width > LONGEST_SEARCHED * FIT_WIDTH:
         return f"about {FIT * length**FIT_POWER:.2g} (published fit for width 128)"
     base = smallest_adequate_base(width, max(length, 2))
     if base is None:
