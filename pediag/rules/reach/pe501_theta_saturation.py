@@ -70,7 +70,7 @@ WARN_AT = 5.0
 """L / m0 above which causal attention is a warning; the largest ordinary published model has 4.83."""
 
 LONGEST_SEARCHED = 131_072
-"""Tokens, at width 128, up to which the smallest adequate base is searched for: a second or two; a minute at a million."""
+"""Tokens, at width 128, up to which the smallest adequate base is searched for: it takes a few seconds."""
 
 LONGEST_SCANNED = 1 << 24
 """Distances that are scanned: beyond it float32 does not hold whole positions."""
