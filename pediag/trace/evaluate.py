@@ -66,6 +66,7 @@ class Evaluator:
         self._kept: OrderedDict[Node, Any] = OrderedDict()
         self._kept_elements = 0
         self._failed: dict[Node, str] = {}
+        self._own = False
 
     def __call__(self, node: Node, given: Mapping[Node, torch.Tensor] | None = None) -> torch.Tensor:
         """The number of ``node``, with the nodes of ``given`` replaced by the tensors they map to.
@@ -100,7 +101,9 @@ class Evaluator:
         uses[root] += 1
         values: dict[Node, Any] = {}
         for node in order:
+            self._own = self._owned(node, values, uses, given)
             values[node] = self._step(node, values, given)
+            self._own = False
             for operand in set(node.inputs()):
                 uses[operand] -= sum(1 for other in node.inputs() if other is operand)
                 if uses[operand] <= 0:
@@ -108,6 +111,20 @@ class Evaluator:
         if not given:
             self._keep(root, values[root])
         return values[root]
+
+    def _owned(self, node: Node, values: dict[Node, Any], uses: Counter[Node], given: Mapping[Node, Any]) -> bool:
+        """Whether ``node`` may write into the tensor it starts from: nothing else holds that memory or reads it later.
+
+        A table that a loop fills row by row is then filled once, not copied for every row.
+        """
+        if node.op != "write" or node in given or node in self._kept:
+            return False
+        base = node.args[0]
+        if base.op != "write" or base in given or base in self._kept or uses[base] != 1:
+            return False
+        memory = values[base].untyped_storage().data_ptr()
+        held = [value for value in values.values() if isinstance(value, torch.Tensor)]
+        return sum(1 for value in held if value.untyped_storage().data_ptr() == memory) == 1
 
     def _schedule(self, root: Node, given: Mapping[Node, torch.Tensor]) -> list[Node]:
         order: list[Node] = []
@@ -224,7 +241,7 @@ class Evaluator:
 
     def _write(self, node: Node, values: dict[Node, Any]) -> torch.Tensor:
         base, chain, value = node.args
-        whole = values[base].clone()
+        whole = values[base] if self._own else values[base].clone()
         part: Any = whole
         for view in chain:
             part = self._view(part, view)

@@ -54,6 +54,7 @@ _FACTORIES = {
 _CONVERSIONS = {torch.as_tensor, torch.asarray}
 # What stands for an accelerator that this machine does not have.
 _HERE = torch.device("cpu")
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
@@ -81,6 +82,7 @@ class Functions(TorchFunctionMode):
             (_FACTORIES, self._factory),
             (_READS, self._read),
             ({torch.Tensor.new_tensor}, self._like_another),
+            (_RECURRENT, self._recurrent),
             ({F.scaled_dot_product_attention}, self._attention),
         ):
             self.handlers.update(dict.fromkeys(group, handler))
@@ -114,6 +116,12 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             place.host, place.making = outer
+
+    def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A recurrent layer knows order by itself, whatever its kernel is made of."""
+        if not self.recorder.place.constructing:
+            self.recorder.ordered.append(func.__name__)
+        return func(*args, **kwargs)
 
     def _like_another(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A tensor made of numbers where another one is."""

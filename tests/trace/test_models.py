@@ -242,3 +242,36 @@ def test_parameters_set_in_the_constructor_run(initialise: Callable[[Tensor], ob
 
     found = built(Set).structural()
     assert found.failure is None
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.LSTM(D, D, batch_first=True), "lstm"),
+        (nn.GRU(D, D, batch_first=True), "gru"),
+        (nn.RNN(D, D, batch_first=True), "rnn_tanh"),
+    ],
+    ids=["LSTM", "GRU", "RNN"],
+)
+def test_layers_that_know_order_by_themselves(layer: nn.Module, name: str) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.LayerNorm(D), layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.norm(x))[0]
+
+    assert trace(Recurrent()).ordered[:1] == [name]
+
+
+def test_convolution_along_the_sequence_knows_order() -> None:
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.LayerNorm(D), nn.Conv1d(D, D, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.norm(x).transpose(1, 2))
+
+    assert trace(Convolved()).ordered == ["convolution"]

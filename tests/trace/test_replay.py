@@ -71,6 +71,20 @@ def a_loop_over_rows(x, real):
 
 
 @program
+def rows_read_while_the_table_is_filled(x, real):
+    pe = torch.zeros(x.shape[1], D, dtype=real)
+    pe[0] = torch.arange(D, dtype=real)
+    kept, first = [], pe[:1]
+    for position in range(1, x.shape[1]):
+        pe[position] = pe[position - 1] + position
+        kept.append(pe[position // 2] * 2)
+        if position == 2:
+            before = pe.clone()
+    pe[1:] = pe[:-1].clone()
+    return torch.stack([first[0], *kept]) + before + pe
+
+
+@program
 def a_loop_over_columns(x, real):
     pe = torch.empty(x.shape[1], D, dtype=real)
     place = torch.arange(x.shape[1], dtype=real)
