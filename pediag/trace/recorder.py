@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pediag.errors import TraceError
@@ -38,6 +40,10 @@ _DIGESTED_BELOW = 1 << 16
 
 class DependsOnContent(Exception):
     """The model's own code asked for the number of an abstract value."""
+
+
+class Unsupported(Exception):
+    """The model uses an operation that has no abstract form."""
 
 
 class Overrun(IndexError):
@@ -92,6 +98,8 @@ class Place:
 
 class Recorder(TorchDispatchMode):
     """Records every operation into a graph; give ``reference`` provenances to follow a structural trace."""
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -187,6 +195,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
         operator = describe(func)
         if operator.name in _SILENT:
             return func(*args, **kwargs)
@@ -224,6 +234,14 @@ class Recorder(TorchDispatchMode):
     def abstract(self, tensor: torch.Tensor) -> torch.Tensor:
         """The abstract stand-in of a tensor: itself unless the model's code brought it in by itself."""
         return tensor if isinstance(tensor, FakeTensor) else self._fake_of(tensor, False)
+
+    def _higher_order(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        """An operation that is given functions: flex attention is run as the plain sums and products it stands for."""
+        if func.name() != "flex_attention":
+            raise self._failed(Unsupported(f"{func.name()} cannot be run abstractly"))
+        plain = importlib.import_module("torch._higher_order_ops.flex_attention")
+        with self:
+            return plain.math_attention(*args, **kwargs)
 
     def _abstract(self, item: Any, literal: bool) -> Any:
         if isinstance(item, torch.Tensor):
