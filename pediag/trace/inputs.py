@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -125,8 +126,8 @@ def _from_example(example: Callable[[int], Any], sizes: Sizes) -> Candidate:
         made = example(sizes.tokens)
     except Exception as error:
         raise TraceError(
-            f"example_inputs({sizes.tokens}) raised {type(error).__name__}: {error}; it must return the model's "
-            "arguments for that many tokens"
+            f"example_inputs({sizes.tokens}) raised {type(error).__name__}: {error}; it must return the "
+            "model's arguments for that many tokens"
         ) from error
     if isinstance(made, Mapping):
         return Candidate([], {name: _own(item) for name, item in made.items()}, True)
@@ -147,7 +148,7 @@ def _own(item: Any) -> Any:
 
 
 def _role_by_value(tensor: torch.Tensor) -> Role:
-    """All-true masks are masks; real-valued clocks that only run forward are positions; the rest is content."""
+    """All-true masks are masks; real-valued clocks that only run forward are positions; else content."""
     if tensor.dtype is torch.bool:
         return "mask"
     if tensor.dim() == 2 and tensor.is_floating_point() and tensor.shape[-1] > 2:
@@ -178,6 +179,8 @@ def _main_input(name: str, config: Any) -> Input:
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return Input(torch.float32, ("B", int(getattr(config, "num_channels", 3)), int(height), int(width)))
+    if name == "input_values":
+        return Input(torch.float32)
     if name == "inputs_embeds":
         return Input(torch.float32, ("B", "N", int(config.hidden_size)))
     return Input()
@@ -185,39 +188,49 @@ def _main_input(name: str, config: Any) -> Input:
 
 def _guessed(model: nn.Module) -> Iterator[Maker]:
     """Inputs from the forward signature and the widths of the first modules."""
-    parameters = [
-        parameter
-        for parameter in inspect.signature(model.forward).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    if not required:
-        required = [parameter.name for parameter in parameters[:1]]
+    names = _required(model)
     for primary in _primary(model):
         for filler in (None, "mask"):
-            yield _call_with(required, primary, filler)
-            if not any("mask" in name for name in required):
+            yield _call_with(names, primary, filler)
+            if not any("mask" in name for name in names):
                 break
 
 
-def _call_with(required: list[str], primary: Input, filler: str | None) -> Maker:
+def _required(model: nn.Module) -> dict[str, bool]:
+    """Arguments that forward needs, with whether they go by keyword; its first one when it needs none."""
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    ways = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, by_name)
+    taken = [item for item in inspect.signature(model.forward).parameters.values() if item.kind in ways]
+    required = [item for item in taken if item.default is item.empty] or taken[:1]
+    return {item.name: item.kind is by_name for item in required}
+
+
+def _call_with(names: Mapping[str, bool], primary: Input, filler: str | None) -> Maker:
     def make(sizes: Sizes) -> Candidate:
-        args: list[Any] = []
-        content = 0
-        for name in required:
-            if name in POSITION_ARGUMENTS:
-                args.append(Input(torch.int64, ("N",) if primary.dims[0] != "B" else ("B", "N"), "positions"))
-            elif "mask" in name:
-                args.append(Input(torch.bool, ("B", "N"), "mask") if filler else Input(literal=True))
-            elif name in ("start_pos", "offset", "past_length", "cache_position"):
-                args.append(Input(value=0, literal=True))
+        made = Candidate()
+        content: list[str] = []
+        for name, by_keyword in names.items():
+            item = _argument(name, primary, filler, later=bool(content))
+            if item.role == "content" and not item.literal:
+                content.append(name)
+            if by_keyword:
+                made.kwargs[name] = item
             else:
-                later = content > 0 and required[0] != name and _is_target(name)
-                args.append(_renamed(primary) if later else primary)
-                content += 1
-        return Candidate(args)
+                made.args.append(item)
+        return made
 
     return make
+
+
+def _argument(name: str, primary: Input, filler: str | None, *, later: bool) -> Input:
+    """What to give for an argument; ``later`` says that content was given before."""
+    if name in POSITION_ARGUMENTS:
+        return Input(torch.int64, ("N",) if primary.dims[0] != "B" else ("B", "N"), "positions")
+    if "mask" in name:
+        return Input(torch.bool, ("B", "N"), "mask") if filler else Input(literal=True)
+    if name in ("start_pos", "offset", "past_length", "cache_position"):
+        return Input(value=0, literal=True)
+    return _renamed(primary) if later and _is_target(name) else primary
 
 
 def _is_target(name: str) -> bool:
@@ -258,13 +271,25 @@ def _float_shapes(model: nn.Module) -> list[tuple[int | str, ...]]:
         elif isinstance(module, nn.Embedding):
             widths.append(module.embedding_dim)
         elif isinstance(module, nn.Conv2d) and not images:
-            images.append(("B", module.in_channels, 224, 224))
-            images.append(("B", module.in_channels, 32, 32))
+            sides = (*_sides(module, model), 224, 32)
+            images += [("B", module.in_channels, side, side) for side in dict.fromkeys(sides)]
     widths += [int(t.shape[-1]) for t in itertools.chain(model.buffers(), model.parameters()) if t.dim() >= 2]
     unique = list(dict.fromkeys(width for width in widths if width > 1))[:_WIDTHS_TRIED]
     sequences: list[tuple[int | str, ...]] = [("B", "N", width) for width in unique]
     first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
     return images + sequences if isinstance(first, nn.Conv2d) else sequences + images
+
+
+def _sides(patches: nn.Conv2d, model: nn.Module) -> Iterator[int]:
+    """Pixels along a side of the square image that fills a table of one row a patch, and up to two more."""
+    if patches.kernel_size != patches.stride:
+        return
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.dim() >= 2 and tensor.shape[-1] == patches.out_channels:
+            for extra in (0, 1, 2):
+                side = math.isqrt(max(int(tensor.shape[-2]) - extra, 0))
+                if side > 1 and side * side == tensor.shape[-2] - extra:
+                    yield side * int(patches.stride[0])
 
 
 def check_names(model: nn.Module, specs: Sequence[InputSpec]) -> None:

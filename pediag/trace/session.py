@@ -23,6 +23,7 @@ from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kern
 from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.recorder import DependsOnContent, Lengths, Overrun, Recorder, digest, explain
 from pediag.trace.sites import classify
+from pediag.trace.tokens import at_length, attended, contracts_tokens
 
 # Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
 # ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
@@ -91,6 +92,7 @@ class Session:
         check_names(self.model, specs)
         self._maker: Callable[[Sizes], Candidate] | None = None
         self._structural: Trace | None = None
+        self._places: set[int] = set()
         self._dims = _dimensions(self.model)
 
     # -- the model ----------------------------------------------------------------------------------------
@@ -192,17 +194,29 @@ class Session:
 
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the sequence along the axis that attention runs over."""
-        scores = [attention.query.shape[-2] for attention in trace.graph.attentions]
-        if not scores or any(trace.lengths.counts_tokens(size) for size in scores):
+        if contracts_tokens(trace):
             return trace
+        if trace.graph.attentions:
 
-        def swapped(sizes: Sizes) -> Candidate:
-            return transposed(maker(sizes))
+            def swapped(sizes: Sizes) -> Candidate:
+                return transposed(maker(sizes))
 
-        turned = self._run(swapped(trace.sizes), trace.sizes, None)
-        if turned.failure is None:
-            self._maker = swapped
-            return turned
+            turned = self._run(swapped(trace.sizes), trace.sizes, None)
+            if turned.failure is None and contracts_tokens(turned):
+                self._maker = swapped
+                return turned
+        return self._attended(maker, trace)
+
+    def _attended(self, maker: Maker, trace: Trace) -> Trace:
+        """The trace with the places that attention does run over as tokens: patches, frames after a stride."""
+        places = attended(trace, self.model)
+        if not places:
+            return trace
+        self._places = places
+        again = self._run(maker(trace.sizes), trace.sizes, None)
+        if again.failure is None:
+            return again
+        self._places = set()
         return trace
 
     def _sizes(self, row: int) -> Sizes:
@@ -214,13 +228,16 @@ class Session:
     def _run(self, candidate: Candidate, sizes: Sizes, structural: Trace | None) -> Trace:
         graph = Graph()
         lengths = self._lengths(candidate, sizes)
+        if self._places:
+            tokens = structural.sizes.tokens if structural is not None else sizes.tokens
+            lengths.sequence |= at_length(self._places, tokens, sizes.tokens)
         reference = structural.provenances if structural is not None else None
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
         if structural is not None:
             recorder.known_scores, recorder.known_joins = structural.scores, structural.joins
         recorder.plain_attributes = _plain_attributes(self.model)
         for name, fake in self.fakes.items():
-            recorder.give(fake, self.leaves[name])
+            recorder.give(fake, self._entering(graph, self.leaves[name], fake, lengths))
         arguments = [self._make(recorder, item, sizes) for item in candidate.args]
         keywords = {name: self._make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
         failure = self._forward(recorder, arguments, keywords)
@@ -229,6 +246,16 @@ class Session:
         trace.provenances, trace.scores, trace.joins = recorder.provenances, recorder.scores, recorder.joins
         classify(trace, structural)
         return trace
+
+    def _entering(self, graph: Graph, leaf: Node, fake: torch.Tensor, lengths: Lengths) -> Node:
+        """A stored tensor as it enters a pass; one with a row for each of a fixed number of places moves."""
+        axis, places = len(leaf.shape) - 2, self._places & lengths.sequence
+        if axis < 0 or leaf.shape[axis] not in places or not leaf.dtype.is_floating_point:
+            return leaf
+        node, new = graph.add("buffer", (leaf,), {}, Provenance.POSITION, fake)
+        if new:
+            node.names, node.trainable, node.stored, node.moving = leaf.names, leaf.trainable, True, (axis,)
+        return node
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
         with ExitStack() as stack:

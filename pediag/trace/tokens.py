@@ -1,0 +1,68 @@
+"""Along which axes attention runs: the tokens that were fed, or places that the model makes of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from pediag.trace.graph import Node, Provenance, nodes_in
+
+if TYPE_CHECKING:
+    from pediag.trace.session import Trace
+
+_PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul", "attention"))
+# A convolution or a fold makes one place of at most this many tokens; fewer places than that are fixed ones.
+_LARGEST_STRIDE = 8
+
+
+def contracts_tokens(trace: Trace) -> bool:
+    """Whether some product of content with content runs along an axis of the tokens that were fed."""
+    return any(
+        trace.lengths.counts_tokens(size)
+        for product in _products(trace)
+        for operand in _contents(product)
+        for size in operand.shape[-2:]
+    )
+
+
+def attended(trace: Trace, model: nn.Module) -> set[int]:
+    """Sizes of the axes that attention runs along, those left out that a width or the batch has as well."""
+    sizes: set[int] = set()
+    for attention in trace.graph.attentions:
+        sizes.update((attention.query.shape[-2], attention.key.shape[-2]))
+    scores = {product.shape[-2:] for product in _products(trace)}
+    for node in trace.graph.nodes:
+        if node.op_name == "_softmax" and len(node.shape) > 2 and node.shape[-2:] in scores:
+            sizes.update(node.shape[-2:])
+    return {size for size in sizes if size > 2} - {trace.sizes.batch, *_widths(trace, model)}
+
+
+def at_length(places: set[int], tokens: int, seq_len: int) -> set[int]:
+    """Places at ``seq_len`` tokens, of those at ``tokens``: in proportion after a stride, else as many."""
+    found: set[int] = set()
+    for size in places:
+        stride = next((k for k in range(2, _LARGEST_STRIDE + 1) if abs(size * k - tokens) <= k), None)
+        found.update({size} if stride is None else {seq_len // stride + step for step in (-1, 0, 1)})
+    return found
+
+
+def _products(trace: Trace) -> Iterator[Node]:
+    for node in trace.graph.nodes:
+        if node.op_name in _PRODUCTS and node.provenance is Provenance.CONTENT and len(_contents(node)) > 1:
+            yield node
+
+
+def _contents(node: Node) -> list[Node]:
+    return [item for item in nodes_in(node.args) if item.provenance is Provenance.CONTENT]
+
+
+def _widths(trace: Trace, model: nn.Module) -> Iterator[int]:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            yield from (module.in_features, module.out_features)
+        elif isinstance(module, nn.LayerNorm):
+            yield int(module.normalized_shape[-1])
+    for attention in trace.graph.attentions:
+        yield from (attention.query.shape[-1], attention.key.shape[-1])
