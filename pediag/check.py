@@ -12,7 +12,15 @@ from pediag.report.model import Report, TargetInfo
 from pediag.rules import registry
 from pediag.rules.rule import Facets, Rule
 from pediag.rules.run import NO_CONFIG, run
-from pediag.targets import Config, InputSpec, Target, maximum_length, open_target, parse_input_spec, trained_length
+from pediag.targets import (
+    Config,
+    InputSpec,
+    Target,
+    maximum_length,
+    open_target,
+    parse_input_spec,
+    trained_length,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,7 +104,7 @@ def inspect(
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Describe what encodes position in a model: a report with encodings and no findings. Raises as check()."""
+    """Describe what encodes position in a model: a report without findings. Raises as check()."""
     return _report(target, (), _options(seq_len, train_len, dtype, config, inputs, trust), progress)
 
 
@@ -110,7 +118,9 @@ def _options(
 ) -> Options:
     for name, value in (("seq_len", seq_len), ("train_len", train_len)):
         if value is not None and (not isinstance(value, int) or not 1 <= value <= GREATEST_LENGTH):
-            raise UsageError(f"{name} must be a whole number of tokens from 1 to {GREATEST_LENGTH}; got {value!r}")
+            raise UsageError(
+                f"{name} must be a whole number of tokens from 1 to {GREATEST_LENGTH}; got {value!r}"
+            )
     specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in inputs)
     return Options(seq_len, train_len, dtype, config, specs, trust)
 
@@ -118,7 +128,8 @@ def _options(
 def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:
     step = progress or _Silent()
     step.step("opening")
-    opened = open_target(target, config=options.config, trust=options.trust)
+    declared = Config.from_file(options.config) if options.config is not None else None
+    opened = open_target(target, config=declared, trust=options.trust)
     seen = _see(opened, options, step)
     step.step("checking rules")
     report = Report(
@@ -136,7 +147,9 @@ def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Prog
 def _see(target: Target, options: Options, step: Progress) -> _Seen:
     """All facets of an opened target."""
     train_len = options.train_len or (trained_length(target.config) if target.config else None)
-    facets = Facets(seq_len=options.seq_len or 0, train_len=train_len, dtype=options.dtype, config=target.config)
+    facets = Facets(
+        seq_len=options.seq_len or 0, train_len=train_len, dtype=options.dtype, config=target.config
+    )
     seen = _Seen(target, facets)
     if target.config is None:
         facets.gaps["config"] = f"{NO_CONFIG}: the target declares nothing"
@@ -203,7 +216,9 @@ def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | N
     """The longest input the model is meant for: what it declares, or the rows of its shortest table."""
     from pediag.encodings import Learned, Rotary, Sinusoidal
 
-    tables = [e.table for e in encodings if isinstance(e, (Learned, Rotary, Sinusoidal)) and e.table is not None]
+    tables = [
+        e.table for e in encodings if isinstance(e, (Learned, Rotary, Sinusoidal)) and e.table is not None
+    ]
     lengths = [table.rows - table.first for table in tables]
     declared = _declared(config)
     if declared is not None:
@@ -219,7 +234,9 @@ def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool) -> None
         if target is not None and target.failure is not None and not inspecting and not _explains(report):
             failure = target.failure
             place = f" at {failure.frame.file}:{failure.frame.line}" if failure.frame else ""
-            report.notes.append(f"the forward pass at {report.seq_len:,} tokens stopped: {failure.message}{place}")
+            report.notes.append(
+                f"the forward pass at {report.seq_len:,} tokens stopped: {failure.message}{place}"
+            )
         return
     if _explains(report):
         return

@@ -1,4 +1,4 @@
-"""Every rule: has a page, fires on its faulty fixtures where and as stated, and is silent on all healthy ones."""
+"""Every rule has a page, fires on its faulty fixtures where and as stated, and is silent on healthy ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fixture_files import FIXTURES, files, load, marked_lines, setting, variants
 
 import pediag
 from pediag.rules.registry import all_rules
 from pediag.rules.rule import Rule
+from tests.fixture_files import FIXTURES, files, load, marked_lines, setting, variants
 
 HEADINGS = ("What it does", "Why it matters", "What is checked", "Known limits", "Fix", "References")
 

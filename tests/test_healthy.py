@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixture_files import FIXTURES, files, setting
 
 import pediag
+from tests.fixture_files import FIXTURES, files, setting
 
 # Facts of the architecture around the encoding, which the encoding does not show.
 ARCHITECTURE = {"heads", "kv_heads", "layers"}

@@ -32,8 +32,12 @@ SCHEMES: dict[str, dict[str, dict[str, Any]]] = {
     "BloomForCausalLM": {"alibi": {"slopes": "published", "heads": 8}},
     "MptForCausalLM": {"alibi": {"slopes": "published", "heads": 16}},
     "T5ForConditionalGeneration": {"t5-buckets": {"num_buckets": 32, "max_distance": 128}},
-    "GPTNeoXForCausalLM": {"rotary": {"base": 10000.0, "pairing": "half", "rotary_width": 24, "head_width": 96}},
-    "GPTJForCausalLM": {"rotary": {"base": 10000.0, "pairing": "interleaved", "rotary_width": 64, "head_width": 256}},
+    "GPTNeoXForCausalLM": {
+        "rotary": {"base": 10000.0, "pairing": "half", "rotary_width": 24, "head_width": 96}
+    },
+    "GPTJForCausalLM": {
+        "rotary": {"base": 10000.0, "pairing": "interleaved", "rotary_width": 64, "head_width": 256}
+    },
     "Gemma3ForCausalLM": {"rotary": {"pairing": "half", "rotary_width": 256}},
     "MixtralForCausalLM": {"rotary": {"base": 1000000.0, "pairing": "half", "rotary_width": 128}},
 }

@@ -1,4 +1,4 @@
-"""A recognised scheme with the numbers recovered from it, the sites that use it and the tensors that feed it."""
+"""A recognised scheme: the numbers recovered from it, the sites that use it, the tensors that feed it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Encoding:
     """One scheme as it is used by equal layers.
 
     ``modules`` are the paths of the modules where it enters, ``sites`` the joins themselves. ``node`` is the
-    position-side value that enters at the first of them. ``leaves`` names the parameters and buffers it reads.
+    position-side value that enters at the first. ``leaves`` names the parameters and buffers it reads.
     """
 
     scheme: ClassVar[str] = "unrecognised"

@@ -14,19 +14,21 @@ _KIND_NAMES = {"rotary": "elementwise product"}
 
 
 def recognise(trace: Trace) -> list[Encoding]:
-    """Every encoding of a structural trace, masks included, equal layers joined, in the order they are met."""
+    """Every encoding of a structural trace, masks included, equal layers joined, in order."""
     claimed: set[int] = set()
     found: list[Encoding] = []
     found += rotary.find(trace, claimed)
     found += bias.find(trace, claimed)
     found += additive.find(trace, claimed)
     found += additive.find_misplaced(trace)
-    found += [_unrecognised(site) for site in trace.graph.sites if id(site) not in claimed and _remarkable(site)]
+    found += [
+        _unrecognised(site) for site in trace.graph.sites if id(site) not in claimed and _remarkable(site)
+    ]
     return merge(found)
 
 
 def _remarkable(site: Site) -> bool:
-    """Picking tokens by position (a shift, a window) and masks that depend on content are no position signals."""
+    """Picking tokens by position and masks that depend on content are no position signals."""
     return site.kind not in _UNREMARKABLE and site.result.dtype != torch.bool
 
 

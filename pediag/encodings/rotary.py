@@ -23,16 +23,18 @@ from pediag.trace.graph import nodes_in
 from pediag.trace.lanes import Float64
 
 _KINDS = frozenset(("rotary", "bilinear", "opaque"))
-_PROJECTIONS = frozenset(("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm"))
+_PROJECTIONS = frozenset(
+    ("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm")
+)
 _JOINING = frozenset(
-    ("add", "sub", "cat", "stack", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "select")
-    + ("slice", "clone", "_to_copy", "expand", "neg", "getitem", "view_as_real", "view_as_complex", "complex", "write")
-    + ("mutate", "real", "imag", "alias", "t", "split", "unbind", "_reshape_alias")
+    "add sub cat stack view _unsafe_view transpose permute unsqueeze squeeze select slice clone _to_copy expand "
+    "neg getitem view_as_real view_as_complex complex write mutate real imag alias t split unbind "
+    "_reshape_alias".split()
 )
 _SPLITTING = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "tensor_split"))
 _REARRANGING = _SPLITTING | frozenset(
-    ("view", "_unsafe_view", "_to_copy", "clone", "transpose", "permute", "unsqueeze", "squeeze", "getitem", "slice")
-    + ("select", "expand", "alias", "view_as_complex", "complex", "t", "_reshape_alias", "unflatten", "detach")
+    "view _unsafe_view _to_copy clone transpose permute unsqueeze squeeze getitem slice select expand alias "
+    "view_as_complex complex t _reshape_alias unflatten detach".split()
 )
 # Two channels turn together when their quotient before and after agrees between vectors to this, in float64.
 _CONSISTENT = 1e-6
@@ -129,13 +131,14 @@ class _Finder:
         return Region(starts or [before], after, operand, sites, applications, self._onward(after, members))
 
     def _by_channel(self, site: Site) -> bool:
-        """Whether positions act on channels differently; one factor for a whole token is no part of a rotation."""
+        """Whether channels are treated differently; one factor for a whole token is no rotation."""
         moving = self.trace.lengths.moving
         return any(size > 1 and size not in moving for node in site.position for size in node.shape)
 
     def _onward(self, after: Node, members: set[Node]) -> list[Node]:
         """What becomes of ``after`` by moving its channels, up to where it is joined with something else."""
-        found, node = [], after
+        found: list[Node] = []
+        node = after
         while True:
             users = [user for user in members if any(item is node for item in user.inputs())]
             if len(users) != 1 or users[0].op_name not in _REARRANGING:
@@ -185,7 +188,7 @@ class _Finder:
         return None
 
     def _starts(self, source: Node, members: set[Node], width: int) -> list[Node]:
-        """Real tensors from which ``source`` is only rearranged: first one of the head's width, then the nearest."""
+        """Real tensors that ``source`` only rearranges: one of the head's width, then the nearest."""
         chain = [source]
         while chain[-1].dtype.is_complex or chain[-1].op_name in _REARRANGING:
             inputs = [node for node in chain[-1].inputs() if node in members]
@@ -222,7 +225,9 @@ class _Finder:
         for site in sites:
             node = site.result
             while True:
-                onward = [user for user in users.get(node, []) if user.op_name in _JOINING or user in self.sites]
+                onward = [
+                    user for user in users.get(node, []) if user.op_name in _JOINING or user in self.sites
+                ]
                 if not onward:
                     break
                 node = max(onward, key=lambda item: item.index) if len(onward) == 1 else onward[0]
@@ -237,7 +242,12 @@ class _Finder:
         start = min(node.index for node in region.starts)
         ordered = sorted((n for n in members if n.index >= start), key=lambda node: node.index)
         return tuple(
-            (node.op_name, node.shape, node.dtype, tuple(self._operand_key(item, start) for item in node.inputs()))
+            (
+                node.op_name,
+                node.shape,
+                node.dtype,
+                tuple(self._operand_key(item, start) for item in node.inputs()),
+            )
             for node in ordered
         )
 
@@ -260,7 +270,7 @@ class _Finder:
         return None
 
     def _positions(self, region: Region) -> dict[Node, torch.Tensor] | None:
-        """The position operands as the model computes them, in float64 where its own are in half precision."""
+        """The position operands as the model computes them; in float64 where its own are halves."""
         given = {}
         for site in region.sites:
             for node in site.position:
@@ -295,7 +305,7 @@ class _Finder:
     def _replay(
         self, before: Node, end: Node, given: dict[Node, torch.Tensor], vectors: np.ndarray, free: list[int]
     ) -> torch.Tensor | None:
-        """The end with the vectors in place of ``before``: tried with one head first, since heads are alike."""
+        """The end with the vectors in place of ``before``: with one head first, since heads are alike."""
         small = [1 if axis in free else size for axis, size in enumerate(before.shape)]
         if free:
             small[free[0]] = 2
@@ -382,7 +392,7 @@ def _roundoff(region: Region) -> float:
 
 
 def _formula_behind(turned: Turn, found: Recovered, rounding: float) -> Recovered:
-    """The plain formula whose rounded table this is, when its angles fit as closely as the rounding lets them."""
+    """The plain formula whose rounded table this is, when its angles fit as closely as rounding lets them."""
     if found.base is None or found.known:
         return found
     frequencies = inverse_frequencies(found.base, turned.width)
@@ -395,7 +405,9 @@ def _formula_behind(turned: Turn, found: Recovered, rounding: float) -> Recovere
 
 def _feature_width(operand: Node, sequence: set[int]) -> int:
     """Head width d of an attention operand, whether it is (.., N, d) or (.., d, N)."""
-    return operand.shape[-2] if operand.shape[-1] in sequence and len(operand.shape) > 1 else operand.shape[-1]
+    return (
+        operand.shape[-2] if operand.shape[-1] in sequence and len(operand.shape) > 1 else operand.shape[-1]
+    )
 
 
 def _table(position: Node) -> Table | None:
@@ -405,7 +417,9 @@ def _table(position: Node) -> Table | None:
     return Table(leaf=looked.table, rows=looked.rows, first=looked.first, by=looked.by)
 
 
-def _parameters(encoding: Rotary, found: Recovered | None, turned: Turn, applications: int) -> dict[str, object]:
+def _parameters(
+    encoding: Rotary, found: Recovered | None, turned: Turn, applications: int
+) -> dict[str, object]:
     scaling = dict(found.scaling) if found else {"rope_type": "unknown"}
     parameters: dict[str, object] = {
         "base": found.base if found else None,
@@ -471,13 +485,19 @@ def _read(quotient: np.ndarray, pairing: str, width: int) -> Turn | None:
     if not np.isfinite(quotient).all():
         return None
     reference = quotient[0]
-    if len(quotient) > 1 and np.abs(quotient[1:] - reference).max() > _CONSISTENT * max(1.0, np.abs(reference).max()):
+    if len(quotient) > 1 and np.abs(quotient[1:] - reference).max() > _CONSISTENT * max(
+        1.0, np.abs(reference).max()
+    ):
         return None
     if pairing == "half" and width == 2:
         pairing = "half or interleaved"
     magnitude = np.abs(reference)
     angles = np.unwrap(np.angle(reference), axis=0)
-    if magnitude.min() <= 0 or np.ptp(magnitude, axis=0).max() > _EVEN_HALF * magnitude.max() or not angles.any():
+    if (
+        magnitude.min() <= 0
+        or np.ptp(magnitude, axis=0).max() > _EVEN_HALF * magnitude.max()
+        or not angles.any()
+    ):
         return None
     positions = np.arange(len(angles), dtype=np.float64)
     slope = (angles[-1] - angles[0]) / positions[-1]

@@ -45,7 +45,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault. A rule fills the first block; code, name, basis and fingerprint are stamped on by the runner."""
+    """One fault. A rule fills the first block; the runner stamps on code, name, basis and fingerprint."""
 
     message: str
     effect: str

@@ -44,7 +44,6 @@ def user_frame(depth: int = 1) -> Frame | None:
         if glue is None:
             glue = _own[code] = _is_glue(code)
         if not glue:
-            name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
-            return Frame(code.co_filename, frame.f_lineno, name)
+            return Frame(code.co_filename, frame.f_lineno, str(getattr(code, "co_qualname", code.co_name)))
         frame = frame.f_back
     return None

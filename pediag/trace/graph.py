@@ -106,7 +106,7 @@ class Node:
 
 def op_name(op: Any) -> str:
     """The base name of an operator overload, without a trailing underscore."""
-    name = op._schema.name.partition("::")[2]
+    name = str(op._schema.name).partition("::")[2]
     return name.rstrip("_") if not name.startswith("_") else "_" + name.strip("_")
 
 

@@ -58,11 +58,25 @@ from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 if TYPE_CHECKING:
     from pediag.trace import Attention, Node, Trace
 
-ORDERED = frozenset(
-    ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "cumsum", "cumprod", "logcumsumexp", "cummax")
-) | frozenset(
-    ("cummin", "roll", "flip", "unfold", "im2col", "max_pool1d", "max_pool2d_with_indices", "avg_pool1d")
-) | frozenset(("avg_pool2d", "_fft_r2c", "_fft_c2c"))
+ORDERED = (
+    frozenset(
+        (
+            "lstm",
+            "gru",
+            "rnn_tanh",
+            "rnn_relu",
+            "mkldnn_rnn_layer",
+            "cumsum",
+            "cumprod",
+            "logcumsumexp",
+            "cummax",
+        )
+    )
+    | frozenset(
+        ("cummin", "roll", "flip", "unfold", "im2col", "max_pool1d", "max_pool2d_with_indices", "avg_pool1d")
+    )
+    | frozenset(("avg_pool2d", "_fft_r2c", "_fft_c2c"))
+)
 """Operations whose result depends on the order of what they are given."""
 
 CUTS = frozenset(

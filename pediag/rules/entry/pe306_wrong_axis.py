@@ -259,4 +259,3 @@ def _fix(trace: Trace, fault: _Fault) -> Fix:
         f"{fault.expected} of the content {letters(content, trace.sizes)}; that has "
         f".size({fault.expected}) of them."
     )
-

@@ -181,7 +181,11 @@ def _saturated(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Fi
         effect=_effect(facets, encoding, seen, found),
         where=_where(facets, encoding),
         evidence=Evidence(
-            measured=found.first, expected=seen.length, limit=WARN_AT, unit="tokens", seq_len=facets.seq_len
+            measured=found.first,
+            expected=seen.length,
+            limit=round(seen.length / WARN_AT),
+            unit="tokens",
+            seq_len=facets.seq_len,
         ),
         fix=Fix(_advice(encoding, seen, found, base)),
         severity=severity_of(seen.length, found.first, seen.causal),
