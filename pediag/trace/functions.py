@@ -66,7 +66,7 @@ def _absent(device: Any) -> bool:
     if kind in ("cpu", "meta"):
         return False
     backend = getattr(torch, kind, None)
-    return hasattr(backend, "is_available") and not backend.is_available()
+    return backend is not None and hasattr(backend, "is_available") and not backend.is_available()
 
 
 class Functions(TorchFunctionMode):

@@ -42,7 +42,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         torch.set_grad_enabled(grad)
 
 
-def _contents(attributes: dict[str, Any], depth: int = 3) -> list[tuple[Any, Any]]:
+def _contents(attributes: dict[Any, Any], depth: int = 3) -> list[tuple[Any, Any]]:
     """Every mutable container among the attributes with a copy of what it holds, nested containers too."""
     found: list[tuple[Any, Any]] = []
     for item in attributes.values():

@@ -96,7 +96,7 @@ class Place:
         return self.path[-1]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operation into a graph; give ``reference`` provenances to follow a structural trace."""
 
     supports_higher_order_operators = True
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
         *,
         reference: dict[Any, Provenance] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.fake_mode = fake_mode
         self.lengths = lengths
@@ -236,9 +236,9 @@ class Recorder(TorchDispatchMode):
         return tensor if isinstance(tensor, FakeTensor) else self._fake_of(tensor, False)
 
     def _higher_order(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-        """An operation that is given functions: flex attention is run as the plain sums and products it stands for."""
-        if func.name() != "flex_attention":
-            raise self._failed(Unsupported(f"{func.name()} cannot be run abstractly"))
+        """An operation that is given functions: flex attention runs as the sums and products it stands for."""
+        if str(func) != "flex_attention":
+            raise self._failed(Unsupported(f"{func} cannot be run abstractly"))
         plain = importlib.import_module("torch._higher_order_ops.flex_attention")
         with self:
             return plain.math_attention(*args, **kwargs)
@@ -308,7 +308,7 @@ class Recorder(TorchDispatchMode):
         if any(node.provenance is CONTENT for node in operands):
             return None
         provenance = max(node.provenance for node in operands)
-        probe, new = self.graph.add(func, bound, named, provenance, _Like(operands[0]))
+        probe, new = self.graph.add(func, bound, named, provenance, _like(operands[0]))
         try:
             real = self.evaluator.result(probe)
         except Unavailable:
@@ -334,7 +334,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Shape of a result that the abstract kernels cannot tell; raise again what the model itself would raise."""
         if operands and all(node.provenance is not CONTENT for node in operands) and not operator.writes:
-            probe, _ = self.graph.add(func, bound, named, CONSTANT, _Like(operands[0]), share=False)
+            probe, _ = self.graph.add(func, bound, named, CONSTANT, _like(operands[0]), share=False)
             try:
                 return self._faked(self.evaluator.result(probe))
             except Unavailable:
@@ -663,6 +663,10 @@ class _Like:
         self.shape = node.shape
         self.dtype = node.dtype
         self.device = torch.device(node.device)
+
+
+def _like(node: Node) -> Any:
+    return _Like(node)
 
 
 def _refill(name: str, like: torch.Tensor, bound: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What code may change besides tensors: attributes, containers, globals and memos, and how to put them back."""
+"""What code may change besides tensors (attributes, containers, globals, memos) and how to put it back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _is_holder(item: Any) -> bool:
 
 
 def _code_of(model: nn.Module) -> list[Any]:
-    """The Python modules that the model's classes come from, those they use, and the classes in the former."""
+    """The Python modules that the model's classes come from, the classes in them, and the modules they use."""
     names = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
     homes = [sys.modules[name] for name in names if _is_users(name)]
     found: dict[int, Any] = {id(home): home for home in homes}
@@ -139,7 +139,7 @@ def _restore_names(owner: Any, names: dict[str, Any]) -> None:
 
 
 def _restore_code(owner: Any, names: dict[str, Any]) -> None:
-    """Globals and class attributes: a name that is new goes, unless it is code that was imported meanwhile."""
+    """Globals and class attributes: a name that is new goes, unless it is code imported meanwhile."""
     for name, item in list(vars(owner).items()):
         if name.startswith("__") or item is names.get(name, owner):
             continue

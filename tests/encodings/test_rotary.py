@@ -26,7 +26,7 @@ Style = Callable[["Model", Tensor], Tensor]
 
 
 class Model(nn.Module):
-    """Projections of content x (B, N, D) to H query heads and G key heads of width d; the rest is the style's."""
+    """Projects content x (B, N, D) to H query heads and G key heads of width d; the style does the rest."""
 
     def __init__(self, style: Style, setup: Callable[[Model], None] | None = None) -> None:
         super().__init__()

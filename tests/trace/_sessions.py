@@ -36,8 +36,7 @@ class Adds(nn.Module):
         self.program = program
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        joined = self.norm(x) + self.program(x)
-        return joined
+        return self.norm(x) + self.program(x)
 
 
 def joins(made: Trace, op: str = "add") -> list[Site]:

@@ -260,7 +260,9 @@ class Hard2(nn.Module):
 
 
 def test_a_name_that_forward_does_not_take() -> None:
-    with pytest.raises(UsageError, match="--input ids: forward.. takes no such argument; it takes x, where"):
+    with pytest.raises(
+        UsageError, match=r"--input ids: forward\(\) takes no such argument; it takes x, where"
+    ):
         session(Hard2(), spec("ids=int64[B,N]"))
 
 

@@ -171,7 +171,7 @@ def test_random_weights_are_unknown_not_made_up() -> None:
     from pediag.trace import Unavailable
 
     found = built(Model).structural()
-    with pytest.raises(Unavailable, match="learned.weight"):
+    with pytest.raises(Unavailable, match=r"learned\.weight"):
         found.value(joins(found)[1].position[0])
 
 

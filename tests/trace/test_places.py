@@ -182,8 +182,8 @@ def by_partial(x: Tensor, p: Tensor) -> Tensor:
     return functools.partial(helper, p=p)(x)
 
 
-def by_map(x: Tensor, p: Tensor) -> Tensor:
-    return next(map(lambda row: row + p, [x]))  # in a map
+def by_generator(x: Tensor, p: Tensor) -> Tensor:
+    return next(row + p for row in [x])  # in a generator
 
 
 class Function(torch.autograd.Function):
@@ -207,11 +207,23 @@ class Function(torch.autograd.Function):
         (by_comprehension, "in a comprehension"),
         (by_checkpoint, "in a helper"),
         (by_partial, "in a helper"),
-        (by_map, "in a map"),
+        (by_generator, "in a generator"),
         (lambda x, p: Function.apply(x, p), "in an autograd function"),
         (torch.compile(helper), "in a helper"),
     ],
-    ids="helper decorators lambda operators property comprehension checkpoint partial map autograd compiled".split(),
+    ids=[
+        "helper",
+        "decorators",
+        "lambda",
+        "operators",
+        "property",
+        "comprehension",
+        "checkpoint",
+        "partial",
+        "generator",
+        "autograd",
+        "compiled",
+    ],
 )
 def test_the_line_of_a_site_is_the_users(join: Callable[..., Tensor], marker: str) -> None:
     class Joins(nn.Module):
