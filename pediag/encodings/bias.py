@@ -199,7 +199,8 @@ def _score_shape(site: Site, value: torch.Tensor, lengths: Lengths) -> tuple[int
         return site.content[0].shape[-2], site.content[1].shape[-2]
     if site.result.shape[-1] in lengths.sequence:
         return site.result.shape[-2], site.result.shape[-1]
-    return value.shape[-2], value.shape[-1]
+    rows, keys = (1, 1, *value.shape)[-2:]
+    return rows, keys
 
 
 def _unfolded(value: torch.Tensor, batch: int) -> torch.Tensor:
