@@ -12,19 +12,17 @@ from pediag.trace.graph import Node, Provenance, nodes_in
 if TYPE_CHECKING:
     from pediag.trace.session import Trace
 
-_PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul", "attention"))
+_PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul"))
 # A convolution or a fold makes one place of at most this many tokens; fewer places than that are fixed ones.
 _LARGEST_STRIDE = 8
 
 
 def contracts_tokens(trace: Trace) -> bool:
     """Whether some product of content with content runs along an axis of the tokens that were fed."""
-    return any(
-        trace.lengths.counts_tokens(size)
-        for product in _products(trace)
-        for operand in _contents(product)
-        for size in operand.shape[-2:]
-    )
+    operands = [item for product in _products(trace) for item in _contents(product)]
+    for attention in trace.graph.attentions:
+        operands += [attention.query, attention.key]
+    return any(trace.lengths.counts_tokens(size) for item in operands for size in item.shape[-2:])
 
 
 def attended(trace: Trace, model: nn.Module) -> set[int]:

@@ -190,7 +190,7 @@ def _cut_short(
             continue
         leaf = _source(position, size)
         encoding, first = _owner(facets, leaf)
-        what = _kind(leaf)
+        what = _kind(leaf, encoding)
         happens = f"Only {size:,} of {wanted:,} rows come out, then RuntimeError: sizes do not match"
         rows = size if first == 0 else size + first
         yield _Short(leaf, rows, first, what, happens, failure.module, failure.frame, encoding)
@@ -209,8 +209,9 @@ def _source(position: Node, size: int) -> Node | None:
     return min(stored, key=lambda node: (node.dtype.is_floating_point, node.index), default=None)
 
 
-def _kind(leaf: Node | None) -> str:
-    if leaf is None or leaf.dtype.is_floating_point:
+def _kind(leaf: Node | None, encoding: Encoding | None) -> str:
+    """A buffer holds ids or a mask; what an encoding reads, or what is trained, is a table."""
+    if leaf is None or encoding is not None or leaf.trainable:
         return "table"
     return "buffer"
 
@@ -225,7 +226,8 @@ def _declared(facets: Facets) -> Iterator[_Short]:
         site = encoding.sites[0] if encoding.sites else None
         if site is not None and spot(site.frame) in done:
             continue
-        happens = f"{facets.seq_len - table.rows + table.first:,} tokens stand beyond its last row"
+        beyond = facets.seq_len - table.rows + table.first
+        happens = f"{beyond:,} token{'s stand' if beyond > 1 else ' stands'} beyond its last row"
         failure = target.failure if target is not None else None
         if failure is not None and failure.site is None and failure.table is None:
             happens = f"The pass stops: {failure.message.rstrip('.')}"
@@ -333,7 +335,12 @@ def _fix(short: _Short, n: int) -> Fix:
     if short.lines:
         return Fix(f"Give {name} {need}, or cut texts where it ends.")
     if short.what in ("buffer", "mask"):
-        return Fix(f"{cut}, or build {name} with {need}, as many as the table of positions.")
+        ids = short.leaf is not None and not short.leaf.dtype.is_floating_point
+        return Fix(
+            f"{cut}, or build {name} with {need}{', as many as the table of positions' if ids else ''}."
+        )
     if short.encoding is not None and short.encoding.scheme in ("sinusoidal", "rotary"):
         return Fix(f"Compute {name} with {need}; a formula makes it. Or: {cut[0].lower()}{cut[1:]}.")
+    if short.leaf is not None and not short.leaf.trainable:
+        return Fix(f"{cut}, or build {name} with {need}.")
     return Fix(f"{cut}, or resize {name} once to {need} by interpolation and fine-tune it.")

@@ -236,7 +236,7 @@ class _Looked:
     # -- nothing turns --------------------------------------------------------------------------------------
 
     def _still(self) -> Iterator[Suspect]:
-        """Products with cosines and sines that do not move, because every frequency is zero."""
+        """Products with cosines and sines that do not move: every frequency is zero, or none is a number."""
         from pediag.encodings import program
 
         seen: dict[object, dict[float, Site]] = {}
@@ -245,11 +245,12 @@ class _Looked:
             phase = program.phase(node)
             factor = program.frequency_factor(phase) if phase is not None else None
             numbers = _angles.factor_of(self.trace, factor)
-            if numbers is not None and factor is not None and not numbers.any():
+            if numbers is not None and factor is not None and not _turns(numbers):
+                bad = fault(single(numbers), self.facets, trained=False)
                 product = _angles.product_of(phase, factor) or node
-                frame = product.frame or site.frame
-                bad = Bad(0, 0.0, "is zero, as are all of them: nothing turns")
-                yield self._suspect(bad, single(numbers).size, product, frame, _name(factor), site)
+                if bad is not None:
+                    frame = product.frame or site.frame
+                    yield self._suspect(bad, single(numbers).size, product, frame, _name(factor), site)
             elif phase is None:
                 whole = self._whole(node)
                 if whole is not None:
@@ -278,12 +279,18 @@ class _Looked:
         return float(first) if value.is_floating_point() and bool((value == first).all()) else None
 
 
+def _turns(numbers: Floats) -> bool:
+    """Whether some frequency is a number other than zero."""
+    return bool((np.isfinite(numbers) & (numbers != 0)).any())
+
+
 def single(numbers: Floats) -> Floats:
     """Frequencies once per pair: the first half or every second where the factor holds each of them twice."""
     half = numbers.size // 2
     if not numbers.any():
         return numbers
-    if numbers.size >= 4 and numbers.size % 2 == 0:
+    several = np.unique(numbers).size > 1
+    if several and numbers.size >= 4 and numbers.size % 2 == 0:
         if np.array_equal(numbers[:half], numbers[half:], equal_nan=True):
             return numbers[:half]
         if np.array_equal(numbers[::2], numbers[1::2], equal_nan=True):
@@ -321,7 +328,7 @@ def _formula(w: Floats, facets: Facets) -> bool:
     if not np.isfinite(w).all() or not w.any():
         return False
     found = identify(np.abs(w))
-    sane = found.known and w[0] > 0 and found.base is not None and float(w.max()) <= LARGEST
+    sane = found.known and w[0] > SMALLEST and found.base is not None and float(w.max()) <= LARGEST
     return sane or _angles.declared(facets, 2 * w.size, w) is not None
 
 
@@ -360,10 +367,7 @@ def _finding(facets: Facets, suspect: Suspect) -> Finding:
     kind = "a table" if suspect.table else "frequencies"
     return Finding(
         message=f"{_what(suspect)} = {bad.value:.6g} {bad.why}{_in(shared)}.",
-        effect=(
-            f"{_effect(bad)} The {facets.seq_len:,} tokens have no order by this encoding; nothing raises, "
-            "and a trained model answers like a random one."
-        ),
+        effect=_effect(bad, facets.seq_len),
         where=Where(
             module=suspect.module or (suspect.modules[0] if suspect.modules else ""),
             encoding=suspect.encoding,
@@ -389,12 +393,15 @@ def _what(suspect: Suspect) -> str:
     return f"Value {index} of {name or 'the frequencies'}"
 
 
-def _effect(bad: Bad) -> str:
+def _effect(bad: Bad, seq_len: int) -> str:
     if not np.isfinite(bad.value):
-        return "Every score that it touches is not a number."
-    if bad.value == 0.0:
-        return "The rotation is the identity."
-    return "The angles follow left-over memory."
+        return "Every score that it touches is not a number, and no output is one."
+    still = "nothing turns" in bad.why
+    what = "The rotation is the identity." if still else "The angles follow left-over memory."
+    return (
+        f"{what} The {seq_len:,} tokens have no order by this encoding; nothing raises, and a trained model "
+        "answers like a random one."
+    )
 
 
 def _number(value: float) -> Any:
