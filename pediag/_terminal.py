@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
+MODEL_FILES = (".py", ".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 def drawn(draw: Callable[[Console], None], plain_width: int = PLAIN_WIDTH, *, plain: bool = False) -> str:
@@ -43,26 +44,42 @@ def drawn(draw: Callable[[Console], None], plain_width: int = PLAIN_WIDTH, *, pl
 
 
 def write(text: str, output: Path | None = None) -> None:
-    """Write to ``output``, or to stdout when None. A reader that has gone away is no error."""
+    """Write to ``output``, or to stdout when None. A reader that has gone away is no error.
+
+    Raises UsageError when the text cannot be written.
+    """
     if output is not None:
         _replace(output, text)
         return
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: nothing can be shown; open it, or give --output FILE")
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(f"stdout cannot be written: {error.strerror or error}") from None
 
 
-def refuse_unwritable(output: Path) -> None:
-    """Raise UsageError when ``output`` cannot become a file, before any work is done."""
+def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
+    """Raise UsageError when ``output`` cannot become a file, before any work is done.
+
+    Files that the check itself reads, and files of code or weights, are not written over.
+    """
     folder = output.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"--output {output}: the folder {folder} does not exist; create it first")
     if output.is_dir():
         raise UsageError(f"--output {output}: is a folder; name a file")
+    if not output.exists():
+        return
+    if output.suffix.lower() in MODEL_FILES or any(path.exists() and output.samefile(path) for path in read):
+        raise UsageError(
+            f"--output {output}: is what a model is made of, and would be lost; name another file"
+        )
 
 
 def _replace(output: Path, text: str) -> None:
@@ -106,9 +123,41 @@ def log_to_stderr() -> None:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Sends what the user's own code prints to stderr, so that the report alone is on stdout."""
-    with contextlib.redirect_stdout(sys.stderr):
+    """Sends what the user's own code prints to stderr, so that the report alone is on stdout.
+
+    Also what it writes past ``sys.stdout``: to file descriptor 1, or to ``sys.__stdout__``.
+    """
+    with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
         yield
+
+
+@contextlib.contextmanager
+def _descriptor_to_stderr() -> Iterator[None]:
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed: nothing can be written there
+        yield
+        return
+    try:
+        _flush()
+        with contextlib.suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        _flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+def open_stderr() -> None:
+    """Give what is written to a closed stderr somewhere to go."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 class Progress:

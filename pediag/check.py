@@ -16,9 +16,11 @@ from pediag.targets import (
     Config,
     InputSpec,
     Target,
+    describe,
     maximum_length,
     open_target,
     parse_input_spec,
+    shown,
     trained_length,
 )
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pediag.encodings import Encoding
-    from pediag.trace import Session, Trace
+    from pediag.trace import Failure, Session, Trace
 
 Checkable = "str | os.PathLike[str] | nn.Module | Any"
 GREATEST_LENGTH = 2**31
@@ -122,6 +124,9 @@ def _options(
                 f"{name} must be a whole number of tokens from 1 to {GREATEST_LENGTH}; got {value!r}"
             )
     specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in inputs)
+    names = [spec.name for spec in specs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--input {twice}: is given twice; give each input once")
     return Options(seq_len, train_len, dtype, config, specs, trust)
 
 
@@ -130,7 +135,7 @@ def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Prog
     step.step("opening")
     declared = Config.from_file(options.config) if options.config is not None else None
     opened = open_target(target, config=declared, trust=options.trust)
-    seen = _see(opened, options, step)
+    seen = _run_as_theirs(opened, options, step)
     step.step("checking rules")
     report = Report(
         target=TargetInfo(opened.spec, opened.loader, opened.sha256),
@@ -140,8 +145,19 @@ def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Prog
         outcomes=run(rules, seen.facets),
         notes=[*opened.notes, *seen.notes],
     )
-    _raise_unexplained(seen, report, inspecting=not rules)
+    _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs))
     return report
+
+
+def _run_as_theirs(target: Target, options: Options, step: Progress) -> _Seen:
+    """All facets; an exit out of the model's own code is its failure, not the end of the check."""
+    try:
+        return _see(target, options, step)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        told = f"{target.spec}: running the model raised {describe(error)}"
+        raise TraceError(f"{told}; a forward should return, not leave the program") from error
 
 
 def _see(target: Target, options: Options, step: Progress) -> _Seen:
@@ -190,11 +206,11 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     step.step("recognising encodings")
     facets.encodings = recognise(structural)
     seen.notes += [f"assumed: {text}" for text in dict.fromkeys(structural.assumptions)]
+    known = options.seq_len or _own_length(session.target.config, facets.encodings)
+    facets.seq_len = known or DEFAULT_LENGTH
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
         return
-    known = options.seq_len or _own_length(session.target.config, facets.encodings)
-    facets.seq_len = known or DEFAULT_LENGTH
     step.step(f"tracing at {facets.seq_len:,} tokens")
     facets.target = session.at(facets.seq_len)
     if known is None:
@@ -226,27 +242,36 @@ def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | N
     return min(lengths, default=None)
 
 
-def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool) -> None:
+def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: bool) -> None:
     """A model that cannot run and of which no rule says why is a load error, not a clean bill."""
     structural = seen.facets.structural
     if structural is None or structural.failure is None:
         target = seen.facets.target
         if target is not None and target.failure is not None and not inspecting and not _explains(report):
-            failure = target.failure
-            place = f" at {failure.frame.file}:{failure.frame.line}" if failure.frame else ""
             report.notes.append(
-                f"the forward pass at {report.seq_len:,} tokens stopped: {failure.message}{place}"
+                f"the forward pass at {report.seq_len:,} tokens stopped: {_told(target.failure)}"
             )
         return
     if _explains(report):
         return
-    failure = structural.failure
-    place = f" at {failure.frame.file}:{failure.frame.line}" if failure.frame else ""
-    raise TraceError(
-        f"{seen.target.spec}: forward({structural.inputs}) with B={structural.sizes.batch}, "
-        f"N={structural.sizes.tokens} raised {failure.message}{place}; give its inputs with "
-        "--input 'name=dtype[B,N]' or an example_inputs(seq_len) beside the model"
-    )
+    tried = f"forward({structural.inputs}) with B={structural.sizes.batch}, N={structural.sizes.tokens}"
+    raise TraceError(f"{seen.target.spec}: {tried} {_stopped(structural.failure, given=given)}")
+
+
+def _stopped(failure: Failure, *, given: bool) -> str:
+    """Why the pass at the structural length stopped, and what to do."""
+    if failure.abstract:
+        return (
+            f"needs the values of tokens or activations, which have none here: {_told(failure)}; "
+            "check the part of the model that comes before or after that line"
+        )
+    advice = "change its --input" if given else "give its inputs with --input 'name=dtype[B,N]'"
+    return f"raised {_told(failure)}; {advice} or an example_inputs(seq_len) beside the model"
+
+
+def _told(failure: Failure) -> str:
+    place = f" at {shown(failure.frame.file)}:{failure.frame.line}" if failure.frame else ""
+    return f"{failure.message.removeprefix('DependsOnContent: ')}{place}"
 
 
 def _explains(report: Report) -> bool:

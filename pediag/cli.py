@@ -13,6 +13,7 @@ import typer
 
 from pediag import _terminal as terminal
 from pediag.errors import PediagError, UsageError
+from pediag.report.wording import printable
 from pediag.rules import registry
 from pediag.version import __version__
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST = 2**31
 USAGE = 2
+INTERRUPTED = 130
 DTYPES = {
     "float64": "float64",
     "fp64": "float64",
@@ -184,7 +186,7 @@ def check(
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
     registry.select(select or (), ignore or ())
     options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or ())}
-    _refuse_before_work(output, statistics=statistics, format=format)
+    _refuse_before_work(output, targets, config, statistics=statistics, format=format)
     done = _each(targets, options, "check")
     for report in done.reports:
         report.fail_on = fail_on.value
@@ -207,7 +209,7 @@ def inspect(
 ) -> int:
     """Show what encodes position in each TARGET: schemes, parameters, sites, source lines."""
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
-    _refuse_before_work(output, statistics=False, format=format)
+    _refuse_before_work(output, targets, config, statistics=False, format=format)
     done = _each(targets, options, "inspect")
     if done.reports:
         terminal.write(_inspected_text(done, format, output), output)
@@ -240,17 +242,19 @@ def rules(format: FormatOption = Format.rich) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    terminal.open_stderr()
     if terminal.tracebacks():
         terminal.log_to_stderr()
     try:
-        status = app(args=given or ["--help"], standalone_mode=False, prog_name="pediag")
+        status = int(app(args=given or ["--help"], standalone_mode=False, prog_name="pediag") or 0)
     except (KeyboardInterrupt, typer.Abort):
-        terminal.complain("interrupted")
-        return 130
+        status = INTERRUPTED
     except Exception as error:
         terminal.complain(_message(error), error)
         return USAGE
-    return int(status or 0)
+    if status == INTERRUPTED:
+        terminal.complain("interrupted")
+    return status
 
 
 def run() -> None:
@@ -276,11 +280,15 @@ def _loading(
     }
 
 
-def _refuse_before_work(output: Path | None, *, statistics: bool, format: Format) -> None:
+def _refuse_before_work(
+    output: Path | None, targets: list[str], config: Path | None, *, statistics: bool, format: Format
+) -> None:
     if statistics and format is not Format.rich:
         raise UsageError("--statistics is a table: it needs --format rich")
     if output is not None:
-        terminal.refuse_unwritable(output)
+        named = [Path(part) for target in targets for part in (target, target.rpartition(":")[0]) if part]
+        inside = [path / "config.json" for path in named]
+        terminal.refuse_unwritable(output, [*named, *inside, *([config] if config else [])])
 
 
 def _each(targets: list[str], options: dict[str, Any], function: str) -> _Done:
@@ -293,7 +301,9 @@ def _each(targets: list[str], options: dict[str, Any], function: str) -> _Done:
             try:
                 with terminal.stdout_to_stderr():
                     done.reports.append(pipeline(target, **options, progress=progress.for_target(target)))
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 message = _message(error, "" if len(targets) == 1 else target)
                 done.failures[target] = message.removeprefix("error: ")
                 progress.pause()
@@ -306,7 +316,9 @@ def _message(error: BaseException, target: str = "") -> str:
     told = getattr(error, "format_message", None)  # typer's errors: their base class moved between versions
     known = isinstance(error, PediagError) or told is not None
     said = told() if told else str(error) if known else f"{type(error).__name__}: {error}"
-    line = " ".join(said.split())
+    line = printable(" ".join(said.replace("Value error, ", "").split()))
+    if told and (context := getattr(error, "ctx", None)) is not None and "Invalid value" not in line:
+        line = f"{line.rstrip('.')}; see `{context.command_path} --help`"
     line = line if target in line else f"{target}: {line}"
     if known:
         return f"error: {line}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pediag.targets._usercode import describe, shown
 from pediag.targets.config import Config, maximum_length, trained_length
 from pediag.targets.inputs import InputSpec, parse_input_spec
 from pediag.targets.opening import open_target
@@ -12,9 +13,11 @@ __all__ = [
     "InputSpec",
     "LazyTensor",
     "Target",
+    "describe",
     "maximum_length",
     "open_target",
     "parse_input_spec",
+    "shown",
     "tensor_for",
     "trained_length",
 ]

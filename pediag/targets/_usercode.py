@@ -57,9 +57,9 @@ def told_as_theirs(what: str, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except LoadError:
+    except (LoadError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # an exit, or what a test framework raises to skip a file
         raise LoadError(f"{what} raised {describe(error)}{advice}") from None
 
 

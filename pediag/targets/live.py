@@ -29,10 +29,11 @@ def live_target(
 ) -> Target:
     """A Target around a model that exists; the model itself is not changed.
 
-    Raises LoadError for a scripted model, and for one whose parameters have no numbers.
+    Raises LoadError for a model that is scripted, has no numbers, or cannot be called.
     """
     model, notes = unwrapped(module)
     _refuse_scripted(model, spec)
+    _refuse_uncallable(model, spec)
     notes += _without_numbers(model, spec)
     return Target(
         spec=spec,
@@ -100,6 +101,16 @@ def _refuse_scripted(model: nn.Module, spec: str) -> None:
         raise LoadError(
             f"{spec}: a scripted (TorchScript) model hides its Python code: give the Python module"
         )
+
+
+def _refuse_uncallable(model: nn.Module, spec: str) -> None:
+    name = type(model).__name__
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:
+        raise LoadError(f"{spec}: {name} has no forward: give the module that calls it, or define one")
+    try:
+        list(model.modules())
+    except TypeError as error:
+        raise LoadError(f"{spec}: PyTorch cannot list its modules: {error}; give {name} a __hash__") from None
 
 
 def _without_numbers(model: nn.Module, spec: str) -> list[str]:

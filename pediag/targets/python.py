@@ -76,7 +76,7 @@ def value_target(value: object, *, spec: str, loader: str, config: Config | None
 def _import_file(spec: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise no_such_file(str(path), path)
-    stem = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    stem = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     name = f"_pediag_target_{stem}_{next(_counter)}"
     made = importlib.util.spec_from_file_location(name, path.resolve())
     if made is None or made.loader is None:
