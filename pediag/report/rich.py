@@ -13,7 +13,6 @@ from rich.text import Text
 from pediag.report.model import Recognised, Report
 from pediag.report.sites import group
 from pediag.report.wording import (
-    brief,
     counted,
     grouped,
     harmless,
@@ -109,7 +108,7 @@ def _report(report: Report, width: int) -> RenderableType:
 def _title(command: str, report: Report) -> Text:
     title = Text(f"pediag {command} ", style="dim")
     title.append(printable(report.target.spec), style="bold")
-    facts = [report.target.loader]
+    facts = [report.target.loader.removesuffix(f" {report.target.spec}")]
     if report.seq_len:
         facts.append(f"{report.seq_len:,} tokens")
     if report.train_len:
@@ -198,12 +197,10 @@ def _footer(report: Report) -> Iterable[tuple[str, Text]]:
 
 
 def _recognised(encoding: Recognised) -> Text:
+    """The title and who uses it; ``inspect`` lists the parameters."""
     text = Text(printable(encoding.title or encoding.scheme), style="bold")
-    extras = [encoding.layers or ", ".join(grouped(encoding.modules)[:2])]
-    extras += [f"{name} {parameter(value)}" for name, value in encoding.parameters.items() if brief(value)]
-    for extra in filter(None, extras):
-        text.append(f" · {printable(extra)}", style="not bold")
-    return text
+    users = encoding.layers or ", ".join(grouped(encoding.modules)[:2])
+    return text.append(f" · {printable(users)}", style="not bold") if users else text
 
 
 def _ran(report: Report) -> Text:

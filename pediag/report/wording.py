@@ -52,12 +52,6 @@ def parameter(value: Any) -> str:
     return "[" + ", ".join(parameter(item) for item in value) + "]"
 
 
-def brief(value: Any) -> bool:
-    """Whether a parameter is given and short enough to stand in a one-line summary."""
-    size = getattr(value, "size", None) or (len(value) if isinstance(value, list | tuple) else 0)
-    return value is not None and (not isinstance(size, int) or size <= 8)
-
-
 def place(file: str | None, line: int | None) -> str:
     """``file:line``, relative to the working directory when the file lies below it."""
     if not file:

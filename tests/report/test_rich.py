@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from pediag.report import rich as table
+from pediag.report.model import TargetInfo
 from pediag.rules.finding import Evidence, Fix, Where
 from pediag.rules.run import Outcome
 
@@ -57,7 +58,6 @@ def test_every_fact_is_there_at_any_width(report, width):
         "Enlarge it.",
         "rotary, half pairing",
         "layers 0-31",
-        "base 500,000.0",
         "1 rule ran · 1 not applicable · 2 could not check",
         "PE902, PE903: the forward raised",
         "PE904: no config",
@@ -160,3 +160,10 @@ def test_the_length_is_said_once(make_report, make_finding, effect, expected):
     text = drawn(make_report(make_finding(effect=effect)))
     assert f"effect    {expected}" in text
     assert text.count("1,024 tokens") == 2
+
+
+def test_what_was_checked_is_named_once(make_report):
+    report = make_report()
+    report.target = TargetInfo("model.py:net", "python factory model.py:net")
+    title = drawn(report, 100).partition("\n")[0]
+    assert title.strip() == "pediag check model.py:net · python factory · 1,024 tokens"
