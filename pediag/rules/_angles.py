@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+LARGEST = 4.0
+"""Radians per token of pair 0: 1 by formula; LongRoPE's short factors (0.25 at least) push it above."""
+
 SAME = 1e-2
 """Two readings of one frequency (measured from angles, and stored, perhaps in bfloat16) agree within this
 share.

@@ -55,6 +55,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pediag.rules._angles import LARGEST
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.reach._attention import Span, span
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
@@ -104,7 +105,7 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise NotApplicable("the model has no rotary encoding")
     sound = [encoding for encoding in rotations if _sound(encoding.frequencies)]
     if not sound:
-        raise CouldNotCheck("the rotary frequencies are not finite; see PE201")
+        raise CouldNotCheck("the rotary frequencies are no frequencies of any formula; see PE201")
     for encoding in sound:
         seen = span(facets, encoding)
         if seen is None:
@@ -147,7 +148,8 @@ def effective_frequencies(facets: Facets, encoding: Rotary) -> NDArray[np.float6
 
 
 def _sound(w: NDArray[np.float64]) -> bool:
-    return bool(w.size and np.isfinite(w).all() and np.any(w != 0))
+    """Whether these can be frequencies at all; those that cannot are PE201's."""
+    return bool(w.size and np.isfinite(w).all() and np.any(w != 0) and w.min() >= 0 and w.max() <= LARGEST)
 
 
 def _trained(facets: Facets, encoding: Rotary) -> int | None:

@@ -59,9 +59,6 @@ if TYPE_CHECKING:
 USUAL_BASE = 10000.0
 """Base of the expected value where neither the config nor the numbers give one (Su et al.)."""
 
-LARGEST = 4.0
-"""Radians per token of pair 0: 1 by formula; LongRoPE's short factors (0.25 at least) push it above."""
-
 SMALLEST = 1e-20
 """Radians per token; published bases end at 1e9, so no formula gives less."""
 
@@ -314,7 +311,7 @@ def fault(w: Floats, facets: Facets, trained: bool) -> Bad | None:
         return None
     turning = int(np.flatnonzero(w)[-1]) + 1
     for index, value in enumerate(w[:turning]):
-        if value <= 0 or value > (LARGEST if index == 0 else max(LARGEST, w[0])):
+        if value <= 0 or value > (_angles.LARGEST if index == 0 else max(_angles.LARGEST, w[0])):
             return Bad(index, float(value), "is outside (0, 1]")
         if value < SMALLEST:
             return Bad(index, float(value), "is smaller than any base gives")
@@ -328,7 +325,7 @@ def _formula(w: Floats, facets: Facets) -> bool:
     if not np.isfinite(w).all() or not w.any():
         return False
     found = identify(np.abs(w))
-    sane = found.known and w[0] > SMALLEST and found.base is not None and float(w.max()) <= LARGEST
+    sane = found.known and w[0] > SMALLEST and found.base is not None and float(w.max()) <= _angles.LARGEST
     return sane or _angles.declared(facets, 2 * w.size, w) is not None
 
 
