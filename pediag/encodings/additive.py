@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from pediag.encodings.model import Encoding, Floats, Learned, Sinusoidal, Table, Unrecognised
 from pediag.encodings.program import (
@@ -22,13 +23,16 @@ from pediag.encodings.program import (
     token_axis,
 )
 from pediag.theory.sinusoid import LEAST_ROWS, Sinusoid, identify_sinusoid
-from pediag.trace.evaluate import Unavailable
-from pediag.trace.graph import Node, Site
+from pediag.trace.evaluate import Evaluator, Unavailable
+from pediag.trace.graph import Node, Site, ancestors
+from pediag.trace.lanes import Float64
 from pediag.trace.recorder import varies
 from pediag.trace.session import Trace
 
 ENOUGH_ROWS = 32
 """With fewer rows in the value itself, the rows of the table that it reads are looked at instead."""
+
+HALF = (torch.float16, torch.bfloat16)
 
 RANK_ONE_RTOL = 1e-3
 """A phase is coordinate x frequency when no entry is further from that than this share of its largest."""
@@ -111,6 +115,10 @@ def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
     if piece.read is not None and piece.read.stored:
         yield _learned(piece, piece.read)
         return
+    found = _rounded_sinusoid(trace, piece)
+    if found is not None:
+        yield found
+        return
     smaller = list(_split(trace, piece))
     inner = [encoding for part in smaller for encoding in _of_piece(trace, part)]
     if inner and not all(isinstance(encoding, Unrecognised) for encoding in inner):
@@ -156,6 +164,26 @@ def _sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:
     if found is None:
         return None
     return _sinusoidal(piece, found)
+
+
+def _rounded_sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:
+    """The sinusoid that a piece would be were its angles not in half precision, which hides the formula."""
+    angle = phase(piece.node)
+    if angle is None or not any(part.dtype in HALF for part in ancestors(angle)):
+        return None
+    try:
+        value = Evaluator(Float64())(piece.node)
+    except Unavailable:
+        return None
+    where = token_axis(value, trace.lengths)
+    if where is None or not value.is_floating_point():
+        return None
+    numbers = arranged(value, where[0], trace.lengths.batch)
+    if numbers.shape[0] < LEAST_ROWS or numbers.shape[1] < 2:
+        return None
+    found = identify_sinusoid(numbers)
+    exact = _Piece(piece.node, numbers, piece.read, where[1])
+    return _sinusoidal(exact, found) if found is not None else None
 
 
 def _by_table(trace: Trace, read: Lookup) -> Sinusoid | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -41,6 +41,10 @@ _CONSISTENT = 1e-6
 # An angle grows evenly when it leaves a line by less than this many radians: twice what bfloat16 cosines do.
 _EVEN = 2e-4
 _EVEN_HALF = 2e-2
+# Relative error of a base that is read off float32 cosines; published odd bases are farther from round ones.
+_BASE_NOISE = 2e-7
+# Angles below this many radians are float64 noise of a factor that turns nothing.
+_STILL = 1e-9
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -359,6 +363,8 @@ class _Finder:
         rounding = _roundoff(region)
         if found is not None and rounding:
             found = _formula_behind(turned, found, rounding)
+        if found is not None and found.base is not None:
+            found = replace(found, base=_written(found.base))
         phase = program.phase(position)
         head = _feature_width(region.operand, self.trace.lengths.sequence)
         encoding = Rotary(
@@ -401,6 +407,12 @@ def _formula_behind(turned: Turn, found: Recovered, rounding: float) -> Recovere
         return found
     turned.frequencies = np.asarray(frequencies, dtype=np.float64)
     return identify(turned.frequencies)
+
+
+def _written(base: float) -> float:
+    """The base that a person wrote, of one read off float32 cosines: its last digits are noise."""
+    short = float(f"{base:.5e}")
+    return short if abs(base - short) <= _BASE_NOISE * base else base
 
 
 def _feature_width(operand: Node, sequence: set[int]) -> int:
@@ -496,7 +508,7 @@ def _read(quotient: np.ndarray, pairing: str, width: int) -> Turn | None:
     if (
         magnitude.min() <= 0
         or np.ptp(magnitude, axis=0).max() > _EVEN_HALF * magnitude.max()
-        or not angles.any()
+        or np.abs(angles).max() < _STILL
     ):
         return None
     positions = np.arange(len(angles), dtype=np.float64)

@@ -166,6 +166,9 @@ class Evaluator:
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
+        if node.op_name == "view" and isinstance(args[0], torch.Tensor):
+            # A value made again need not have the strides that let the model view it.
+            args = (args[0].contiguous(), *args[1:])
         return self.lane.call(node, node.op, args, kwargs)
 
     def _pseudo(self, node: Node, values: dict[Node, Any]) -> Any:

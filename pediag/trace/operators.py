@@ -12,14 +12,28 @@ import torch
 SHAPE_ONLY = frozenset(
     ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 )
-UNINITIALISED = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"))
+# The second operand lends its shape or dtype only; these reach the dispatcher whole in inference mode.
+LIKE_ANOTHER = frozenset(("type_as", "expand_as", "view_as", "reshape_as"))
+UNINITIALISED = frozenset(
+    ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+)
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 # The shape of the result depends on the numbers of the operand.
 DATA_DEPENDENT = frozenset(
-    ("nonzero", "unique_dim", "_unique2", "unique_consecutive", "masked_select", "repeat_interleave", "bincount")
+    (
+        "nonzero",
+        "unique_dim",
+        "_unique2",
+        "unique_consecutive",
+        "masked_select",
+        "repeat_interleave",
+        "bincount",
+    )
 )
 # Operations that know order by themselves: a model that uses them along the sequence is not blind to it.
-ORDERED = frozenset(("convolution", "lstm", "gru", "rnn_tanh", "rnn_relu", "cumsum", "cumprod", "logcumsumexp", "_fft_r2c"))
+ORDERED = frozenset(
+    ("convolution", "lstm", "gru", "rnn_tanh", "rnn_relu", "cumsum", "cumprod", "logcumsumexp", "_fft_r2c")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +54,13 @@ def describe(func: Any) -> Operator:
 
     schema = func._schema
     positional = [argument for argument in schema.arguments if not argument.kwarg_only]
-    written = tuple(i for i, argument in enumerate(positional) if argument.alias_info and argument.alias_info.is_write)
+    written = tuple(
+        i for i, argument in enumerate(positional) if argument.alias_info and argument.alias_info.is_write
+    )
     outs = tuple(a.name for a in schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write)
-    aliased = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    aliased = any(
+        result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
+    )
     return Operator(
         name=op_name(func),
         view=aliased and not written and not outs,
@@ -50,3 +68,15 @@ def describe(func: Any) -> Operator:
         outs=outs,
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+def plainly(name: str, tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+    """The operation, with its arguments, that one of ``LIKE_ANOTHER`` stands for."""
+    if name == "type_as":
+        return torch.ops.aten.to.dtype, (tensor, other.dtype)
+    shape = list(other.shape)
+    if name == "expand_as":
+        return torch.ops.aten.expand.default, (tensor, shape)
+    if name == "view_as":
+        return torch.ops.aten.view.default, (tensor, shape)
+    return torch.ops.aten.reshape.default, (tensor, shape)

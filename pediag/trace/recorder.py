@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pediag.errors import TraceError
@@ -19,7 +19,16 @@ from pediag.trace.aliases import Value, View, fresh, read, write
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.frames import Frame, user_frame
 from pediag.trace.graph import Attention, Graph, Node, Provenance, Site, Transfer, ancestors, nodes_in
-from pediag.trace.operators import COMPARISONS, DATA_DEPENDENT, ORDERED, SHAPE_ONLY, Operator, describe
+from pediag.trace.operators import (
+    COMPARISONS,
+    DATA_DEPENDENT,
+    LIKE_ANOTHER,
+    ORDERED,
+    SHAPE_ONLY,
+    Operator,
+    describe,
+    plainly,
+)
 
 CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
     Provenance.CONTENT,
@@ -125,6 +134,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failed_frame: Frame | None = None
         self.failed_module = ""
         self._seen: Counter[Any] = Counter()
+        # Values made where some other tensor is; met by a value on the host, that is where they are.
+        self._led: set[Node] = set()
         self._strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self.plain_attributes: dict[int, str] = {}
         self.scores: set[Any] = set()
@@ -184,6 +195,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node is None:
             node = self.leaf(tensor, CONSTANT, self.plain_attributes.get(id(tensor), ""))
             node.host, node.frame = host, user_frame()
+            if literal and place.making and not host:
+                self._led.add(node)
             if key:
                 self.graph.shared[key] = node
         self._settle(node, new)
@@ -200,6 +213,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = describe(func)
         if operator.name in _SILENT:
             return func(*args, **kwargs)
+        if operator.name in LIKE_ANOTHER and isinstance(args[1], torch.Tensor):
+            func, args = plainly(operator.name, args[0], args[1])
+            return self.__torch_dispatch__(func, types, args)
         literal = operator.name == "lift_fresh"
         args = tuple([self._abstract(item, literal) for item in args])
         kwargs = {key: self._abstract(item, literal) for key, item in kwargs.items()}
@@ -281,7 +297,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 size = table.shape[axis]
                 where = f"dimension {axis} with size {size}"
                 raise self._failed(
-                    Overrun(table, wrong) if short else IndexError(f"index {wrong} is out of bounds for {where}")
+                    Overrun(table, wrong)
+                    if short
+                    else IndexError(f"index {wrong} is out of bounds for {where}")
                 )
 
     def _out_of_range(self, index: Node, size: int, from_end: bool) -> int | None:
@@ -373,7 +391,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- recording ----------------------------------------------------------------------------------------
 
     def _record(
-        self, func: Any, operator: Operator, args: Any, bound: Any, kwargs: Any, named: Any, operands: Any, result: Any
+        self,
+        func: Any,
+        operator: Operator,
+        args: Any,
+        bound: Any,
+        kwargs: Any,
+        named: Any,
+        operands: Any,
+        result: Any,
     ) -> None:
         if isinstance(result, torch.Tensor):
             node = self._node(func, operator, bound, named, operands, result)
@@ -393,11 +419,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._attach(func, operator, args, kwargs, bound, named, item, node, index)
             self._notice(func, operator, parent, operands, bound, named)
 
-    def _node(self, func: Any, operator: Operator, bound: Any, named: Any, operands: list[Node], like: Any, single: bool = True) -> Node:
+    def _node(
+        self,
+        func: Any,
+        operator: Operator,
+        bound: Any,
+        named: Any,
+        operands: list[Node],
+        like: Any,
+        single: bool = True,
+    ) -> Node:
         if operator.name in SHAPE_ONLY:
             named = dict(named)
             named.pop("pin_memory", None)
-            bound = (_Shape(tuple(like.shape), like.dtype), *[item for item in bound[1:] if type(item) is not Node])
+            bound = (
+                _Shape(tuple(like.shape), like.dtype),
+                *[item for item in bound[1:] if type(item) is not Node],
+            )
             func, bound, named = _refill(operator.name, like, bound)
             operands = list(nodes_in(bound))
         provenance = max([node.provenance for node in operands], default=CONSTANT)
@@ -406,11 +444,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if assumed is not None:
                 node, new = self.graph.add("assume", (tuple(like.shape), assumed), {}, MASK, like)
                 return node
-        host = self._host(operands)
+        host = self._host(operands[:1] if operator.name == "index" else operands)
         share = provenance is not CONTENT and not operator.random
         node, new = self.graph.add(func, bound, named, provenance, like, share=share, salt=host)
         if new:
             node.module, node.host = self.place.module, host
+            if not host and not self.place.constructing and self._follows(operands):
+                self._led.add(node)
             if provenance is not CONTENT and not self.place.constructing:
                 node.frame = user_frame()
         if provenance is not CONTENT and single:
@@ -418,10 +458,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _host(self, operands: list[Node]) -> bool:
+        """Whether a value is on the host: its operands are, those apart that were told to be where another is."""
         if not operands:
             return self.place.host and not self.place.constructing
         sized = [node for node in operands if node.shape] or operands
-        return all(node.host for node in sized)
+        return any(node.host for node in sized) and all(node.host or node in self._led for node in sized)
+
+    def _follows(self, operands: list[Node]) -> bool:
+        """Whether a value was made with ``device=`` of something, or of such values only."""
+        sized = [node for node in operands if node.shape] or operands
+        return self.place.making if not operands else all(node in self._led for node in sized)
 
     def _assume(self, name: str, operands: list[Node], bound: Any) -> bool | None:
         """What a comparison of content with a constant says when no token is special."""
@@ -515,7 +561,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _record_write(
-        self, func: Any, operator: Operator, args: Any, kwargs: Any, bound: Any, named: Any, operands: list[Node]
+        self,
+        func: Any,
+        operator: Operator,
+        args: Any,
+        kwargs: Any,
+        bound: Any,
+        named: Any,
+        operands: list[Node],
     ) -> None:
         position = operator.writes[0]
         target = args[position]
@@ -542,7 +595,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         targets = {name: kwargs[name] for name in operator.outs if name in kwargs}
         dtypes = tuple((name, target.dtype) for name, target in targets.items())
         for name, target in targets.items():
-            node, new = self.graph.add("out", (func, name, dtypes, bound), rest, provenance, target, share=False)
+            node, new = self.graph.add(
+                "out", (func, name, dtypes, bound), rest, provenance, target, share=False
+            )
             node.module, node.frame, node.host = self.place.module, user_frame(), self._host(operands)
             self._settle(node, new)
             self.node_of(target)
@@ -558,7 +613,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- what is worth noticing ---------------------------------------------------------------------------
 
-    def _notice(self, func: Any, operator: Operator, node: Node, operands: list[Node], bound: Any, named: Any) -> None:
+    def _notice(
+        self, func: Any, operator: Operator, node: Node, operands: list[Node], bound: Any, named: Any
+    ) -> None:
         if node.provenance is not CONTENT or self.place.constructing:
             return
         content = tuple(item for item in operands if item.provenance is CONTENT)
@@ -611,7 +668,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.scores.add(identity)
             query, key = content[-2], content[-1]
             mask = position[0] if position else None
-            self.graph.attentions.append(Attention(query, key, None, mask, False, node, self.place.module, frame))
+            self.graph.attentions.append(
+                Attention(query, key, None, mask, False, node, self.place.module, frame)
+            )
 
     def _notice_fused(self, func: Any, node: Node, bound: Any, named: Any) -> None:
         """A fused attention that the function mode did not see, because library code called it."""
@@ -669,7 +728,9 @@ def _like(node: Node) -> Any:
     return _Like(node)
 
 
-def _refill(name: str, like: torch.Tensor, bound: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _refill(
+    name: str, like: torch.Tensor, bound: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The factory call that makes the same tensor as a ``*_like`` or ``new_*`` call."""
     shape, options = tuple(like.shape), {"dtype": like.dtype}
     if "zeros" in name:

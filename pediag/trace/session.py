@@ -55,7 +55,10 @@ class Failure:
 
 @dataclass(slots=True)
 class Trace:
-    """One recorded pass. ``value(node)`` gives a node's number as the model computes it."""
+    """One recorded pass. ``value(node)`` gives a node's number as the model computes it.
+
+    ``places`` are the sizes that attention runs along where it does not run along the tokens that were fed.
+    """
 
     graph: Graph
     sizes: Sizes
@@ -69,6 +72,7 @@ class Trace:
     scores: set[Any] = field(default_factory=set)
     joins: dict[Any, set[int]] = field(default_factory=dict)
     batched: tuple[int, ...] = ()
+    places: frozenset[int] = frozenset()
 
     @property
     def seq_len(self) -> int:
@@ -105,7 +109,9 @@ class Session:
             with self.fake_mode, recorder, Functions(recorder), torch.no_grad():
                 model = self.target.build()
         except Exception as error:
-            raise TraceError(f"{self.target.spec}: the model cannot be built without weights: {explain(error)}") from error
+            raise TraceError(
+                f"{self.target.spec}: the model cannot be built without weights: {explain(error)}"
+            ) from error
         return model.eval()
 
     def _make_leaves(self) -> None:
@@ -132,7 +138,9 @@ class Session:
         try:
             return self.fake_mode.from_tensor(tensor)
         except Exception as error:
-            raise TraceError(f"a {type(tensor).__name__} cannot be made abstract: {explain(error)}") from error
+            raise TraceError(
+                f"a {type(tensor).__name__} cannot be made abstract: {explain(error)}"
+            ) from error
 
     def _live_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, shared: dict[Any, Node]) -> Node:
         """A leaf of a live tensor; fixed tables with the same numbers are one leaf, so layers share them."""
@@ -188,7 +196,9 @@ class Session:
                 if not _too_long(trace.failure):
                     break
         if not failed:
-            raise TraceError(f"{self.target.spec}: forward() takes no input that could be made up; give --input")
+            raise TraceError(
+                f"{self.target.spec}: forward() takes no input that could be made up; give --input"
+            )
         trace, self._maker = min(failed, key=lambda pair: _distance(pair[0].failure))
         return trace
 
@@ -222,7 +232,9 @@ class Session:
     def _sizes(self, row: int) -> Sizes:
         batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
         tokens = next((size for size in _TOKENS[row] if _free(size, self._dims)), _TOKENS[row][0])
-        keys = next((size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0])
+        keys = next(
+            (size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0]
+        )
         return Sizes(batch, tokens, keys)
 
     def _run(self, candidate: Candidate, sizes: Sizes, structural: Trace | None) -> Trace:
@@ -242,6 +254,7 @@ class Session:
         keywords = {name: self._make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
         failure = self._forward(recorder, arguments, keywords)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
+        trace.places = frozenset(self._places)
         trace.assumptions, trace.ordered = recorder.assumptions, recorder.ordered
         trace.provenances, trace.scores, trace.joins = recorder.provenances, recorder.scores, recorder.joins
         classify(trace, structural)
@@ -285,7 +298,9 @@ class Session:
             leading = tensors[0].shape(sizes)
             batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
         around = {offset + size for size in sequence for offset in (-1, 0, 1)}
-        around |= {factor * size + offset for size in sequence for factor, offset in ((2, -1), (2, 0), (2, 1))}
+        around |= {
+            factor * size + offset for size in sequence for factor, offset in ((2, -1), (2, 0), (2, 1))
+        }
         return Lengths(around, batch, (sizes.tokens, sizes.keys))
 
     def _make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
@@ -341,8 +356,10 @@ def _overwritten(part: Node, operand: Node) -> bool:
     """Whether ``operand`` is only the memory that ``part`` writes, not a value that it reads."""
     if part.op == "write":
         return operand is part.args[0] and operand.op_name in UNINITIALISED
-    return part.op == "mutate" and describe(part.args[0]).name in ("fill", "zero", "copy") and (
-        operand is part.args[2][part.args[1]]
+    return (
+        part.op == "mutate"
+        and describe(part.args[0]).name in ("fill", "zero", "copy")
+        and (operand is part.args[2][part.args[1]])
     )
 
 

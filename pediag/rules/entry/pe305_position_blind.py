@@ -84,6 +84,11 @@ CUTS = frozenset(
 )
 """Operations that take some tokens out of a sequence."""
 
+FIXED = (
+    "attention runs over a fixed number of places, not over tokens; a table of fixed size cannot be told "
+    "from other weights there"
+)
+
 
 @rule(
     code="PE305",
@@ -102,14 +107,12 @@ def check(facets: Facets) -> Iterator[Finding]:
         return
     along = [item for item in trace.graph.attentions if _along_tokens(trace, item)]
     if not along:
-        raise CouldNotCheck(
-            "attention runs over a fixed number of places, not over tokens; a table of fixed size cannot "
-            "be told "
-            "from other weights there"
-        )
+        raise CouldNotCheck(FIXED)
     source = _order(trace)
     if source is not None:
         raise NotApplicable(f"no position encoding, but {source.op_name} along the tokens knows order")
+    if trace.places:
+        raise CouldNotCheck(FIXED)
     yield _finding(facets, trace, along)
 
 

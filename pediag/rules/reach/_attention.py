@@ -181,7 +181,31 @@ def _reach_from(trace: Trace, mask: Node, counters: list[Node], query: int) -> i
 def _at(trace: Trace, mask: Node, counters: list[Node], spots: NDArray[np.int64]) -> NDArray[np.bool_] | None:
     import torch
 
-    return _visible(trace, mask, {node: torch.from_numpy(spots).to(node.dtype) for node in counters})
+    chosen = torch.from_numpy(spots)
+    given = {node: chosen.to(node.dtype) for node in counters}
+    return _visible(trace, mask, {**given, **_documents(trace, mask), **_picked(trace, mask, chosen)})
+
+
+def _picked(trace: Trace, mask: Node, chosen: Any) -> dict[Node, Any]:
+    """Positions that a mask's program picks one by one out of a row of them, as the ``chosen`` ones instead."""
+    from pediag.trace import Unavailable
+    from pediag.trace.graph import ancestors
+
+    found: dict[Node, Any] = {}
+    for node in ancestors(mask):
+        if node.op_name != "index" or node.shape.count(trace.seq_len) != 1:
+            continue
+        try:
+            value = trace.value(node)
+        except Unavailable:
+            continue
+        axis = node.shape.index(trace.seq_len)
+        shape = [-1 if k == axis else 1 for k in range(len(node.shape))]
+        if bool((value == chosen.new_tensor(range(trace.seq_len)).view(shape)).all()):
+            found[node] = chosen.to(node.dtype).view(shape).expand(node.shape)
+        elif bool((value == value.flatten()[0]).all()):
+            found[node] = value
+    return found
 
 
 def _counters(trace: Trace, mask: Node) -> Iterator[Node]:
@@ -190,7 +214,9 @@ def _counters(trace: Trace, mask: Node) -> Iterator[Node]:
     from pediag.trace.graph import ancestors
 
     program = ancestors(mask)
-    if any(node.op_name in ("tril", "triu", "cumsum") for node in program):
+    if any(node.op_name in ("tril", "triu") for node in program):
+        return
+    if any(node.op_name == "cumsum" and node not in _documents(trace, mask) for node in program):
         return
     for node in program:
         if node.op_name not in ("arange", "linspace", "leaf") or node.shape != (trace.seq_len,):
@@ -200,6 +226,24 @@ def _counters(trace: Trace, mask: Node) -> Iterator[Node]:
                 yield node
         except Unavailable:
             continue
+
+
+def _documents(trace: Trace, mask: Node) -> dict[Node, Any]:
+    """Sums of a mask's program that are the same for all tokens, such as the number of a packed document."""
+    from pediag.trace import Unavailable
+    from pediag.trace.graph import ancestors
+
+    found: dict[Node, Any] = {}
+    for node in ancestors(mask):
+        if node.op_name != "cumsum":
+            continue
+        try:
+            value = trace.value(node)
+        except Unavailable:
+            continue
+        if bool((value == value.flatten()[0]).all()):
+            found[node] = value
+    return found
 
 
 def _declared_window(facets: Facets, attention: Attention) -> int | None:
