@@ -20,11 +20,13 @@ from pediag.targets import (
     maximum_length,
     open_target,
     parse_input_spec,
+    serving_dtype,
     shown,
     trained_length,
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from pediag.encodings import Encoding
@@ -74,11 +76,11 @@ def check(
     *,
     seq_len: int | None = None,
     train_len: int | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
-    inputs: Iterable[str | InputSpec] = (),
-    select: Iterable[str] = (),
-    ignore: Iterable[str] = (),
+    inputs: str | Iterable[str | InputSpec] = (),
+    select: str | Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -91,7 +93,7 @@ def check(
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
-    rules = registry.select(tuple(select), tuple(ignore))
+    rules = registry.select(registry.split(select), registry.split(ignore))
     return _report(target, rules, _options(seq_len, train_len, dtype, config, inputs, trust), progress)
 
 
@@ -100,9 +102,9 @@ def inspect(
     *,
     seq_len: int | None = None,
     train_len: int | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
-    inputs: Iterable[str | InputSpec] = (),
+    inputs: str | Iterable[str | InputSpec] = (),
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -113,21 +115,24 @@ def inspect(
 def _options(
     seq_len: int | None,
     train_len: int | None,
-    dtype: str | None,
+    dtype: str | torch.dtype | None,
     config: str | os.PathLike[str] | None,
-    inputs: Iterable[str | InputSpec],
+    inputs: str | Iterable[str | InputSpec],
     trust: bool,
 ) -> Options:
     for name, value in (("seq_len", seq_len), ("train_len", train_len)):
-        if value is not None and (not isinstance(value, int) or not 1 <= value <= GREATEST_LENGTH):
+        if value is not None and (type(value) is not int or not 1 <= value <= GREATEST_LENGTH):
             raise UsageError(
                 f"{name} must be a whole number of tokens from 1 to {GREATEST_LENGTH}; got {value!r}"
             )
-    specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in inputs)
+    listed = (inputs,) if isinstance(inputs, str) else inputs
+    specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in listed)
     names = [spec.name for spec in specs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--input {twice}: is given twice; give each input once")
-    return Options(seq_len, train_len, dtype, config, specs, trust)
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        raise UsageError(f"config must be the path of a config.json; got a {type(config).__name__}")
+    return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust)
 
 
 def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:

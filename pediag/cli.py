@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 LONGEST = 2**31
 USAGE = 2
 INTERRUPTED = 130
-DTYPES = {
-    "float64": "float64",
-    "fp64": "float64",
-    "double": "float64",
-    "float32": "float32",
-    "fp32": "float32",
-    "float": "float32",
-    "float16": "float16",
-    "fp16": "float16",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-}
 
 app = typer.Typer(
     name="pediag",
@@ -77,11 +64,12 @@ def _length(text: str) -> int:
 
 
 def _dtype(value: str | None) -> str | None:
-    name = value.lower().removeprefix("torch.") if value is not None else None
-    if name is not None and name not in DTYPES:
-        known = ", ".join(dict.fromkeys(DTYPES.values()))
-        raise typer.BadParameter(f"unknown dtype {value!r}; known: {known}")
-    return DTYPES[name] if name is not None else None
+    from pediag.targets.inputs import serving_dtype
+
+    try:
+        return serving_dtype(value)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _version(wanted: bool) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pediag.check import check
 from pediag.cli import main
+from pediag.errors import UsageError
 
 MODELS = """
 import os, sys
@@ -127,6 +130,37 @@ def test_a_report_replaces_no_part_of_a_model(folder, capsys, output):
     assert main(["check", ".", "--output", output]) == 2
     assert "name another file" in complaint(capsys)
     assert path.read_text() == "{}"
+
+
+@pytest.fixture(scope="module")
+def model():
+    from torch import nn
+
+    return nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "nonsense"}, "unknown dtype 'nonsense'; known: float64"),
+        ({"seq_len": True}, "seq_len must be a whole number"),
+        ({"seq_len": 0}, "got 0"),
+        ({"train_len": "12"}, "train_len must be a whole number"),
+        ({"select": "PE999"}, "unknown rule or prefix 'PE999'"),
+        ({"inputs": "nonsense"}, "--input 'nonsense' cannot be read"),
+        ({"config": {}}, "config must be the path of a config.json; got a dict"),
+    ],
+)
+def test_options_from_python(model, options, says):
+    with pytest.raises(UsageError, match=re.escape(says)):
+        check(model, **options)
+
+
+def test_options_from_python_that_are_one(model):
+    import torch
+
+    report = check(model, select="PE302,PE305", dtype=torch.bfloat16, inputs="input=float32[B,N,3]")
+    assert [outcome.rule.code for outcome in report.outcomes] == ["PE302", "PE305"]
 
 
 def pediag(folder: Path, shell: str, **environment: str) -> subprocess.CompletedProcess[bytes]:

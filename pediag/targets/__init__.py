@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pediag.targets._usercode import describe, shown
 from pediag.targets.config import Config, maximum_length, trained_length
-from pediag.targets.inputs import InputSpec, parse_input_spec
+from pediag.targets.inputs import InputSpec, parse_input_spec, serving_dtype
 from pediag.targets.opening import open_target
 from pediag.targets.target import LazyTensor, Target, tensor_for
 
@@ -17,6 +17,7 @@ __all__ = [
     "maximum_length",
     "open_target",
     "parse_input_spec",
+    "serving_dtype",
     "shown",
     "tensor_for",
     "trained_length",

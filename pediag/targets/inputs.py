@@ -27,6 +27,21 @@ DTYPES = (
     "complex64",
     "complex128",
 )
+SERVING = {
+    "float64": "float64",
+    "fp64": "float64",
+    "double": "float64",
+    "float32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+"""What a serving dtype may be called, and its name."""
+
 LETTERS = ("B", "N", "M")
 ROLES: tuple[Role, ...] = ("content", "positions", "mask")
 GRAMMAR = (
@@ -73,6 +88,20 @@ def parse_input_spec(text: str) -> InputSpec:
     if role is not None and role not in ROLES:
         raise UsageError(f"--input {text!r}: unknown role {role!r}; allowed: {', '.join(ROLES)}")
     return InputSpec(name, dtype, _dims(text, match["dims"]), _role(role))
+
+
+def serving_dtype(value: object) -> str | None:
+    """The plain name of a dtype that a model may be served in, such as ``"bfloat16"``; None stays None.
+
+    ``value`` is a name, in any case and with or without ``torch.``, or a ``torch.dtype``. Raises UsageError.
+    """
+    if value is None:
+        return None
+    name = str(value).lower().removeprefix("torch.")
+    if name not in SERVING:
+        known = ", ".join(dict.fromkeys(SERVING.values()))
+        raise UsageError(f"unknown dtype {str(value)!r}; known: {known}")
+    return SERVING[name]
 
 
 def _role(text: str | None) -> Role:
