@@ -116,3 +116,46 @@ def test_a_trained_table_may_be_resized() -> None:
     assert finding.code == "PE502"
     assert "interpolation" in finding.fix.summary
     assert "1 tokens" not in finding.effect
+
+
+class Refusing(LinearBias):
+    """The length is checked by an assertion without words; the bias itself is made in forward."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        assert ids.shape[1] <= 1024  # <- PE502
+        return super().forward(ids)
+
+
+def test_a_length_that_the_model_refuses_is_no_clean_bill() -> None:
+    report = look(Refusing(False), 2048)
+    (finding,) = [finding for finding in report.findings if finding.severity == "error"]
+    assert finding.code == "PE502"
+    assert "refuses 2,048 tokens" in finding.message
+    assert finding.where.line in marked(__file__, "PE502")
+    assert report.exit_code() == 1
+    assert look(Refusing(False), 1024).exit_code() == 0
+
+
+class MaskOnHost(nn.Module):
+    """The tutorial way: the mask is made on the host, and attention drops it for its own causal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(300, 64), nn.Embedding(1024, 64)
+        for table in (self.embed, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n = ids.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(n).to(ids.device)
+        return self.encoder(self.embed(ids) + self.places(torch.arange(n, device=ids.device)), mask)
+
+
+def test_a_mask_on_the_host_is_called_one() -> None:
+    report = look(MaskOnHost())
+    assert (schemes(report), codes(report)) == ({"learned"}, set())
+    (finding,) = [finding for finding in report.findings if finding.code == "PE303"]
+    assert finding.severity == "note"
+    assert "mask" in finding.message

@@ -55,7 +55,10 @@ from pediag.rules.rule import Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
     from pediag.encodings import Encoding
-    from pediag.trace import Trace, Transfer
+    from pediag.trace import Node, Trace, Transfer
+
+HIDDEN = -9e3
+"""A score with this much added (in logits) is hidden; 1e4 is the usual infinity of half precision."""
 
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -87,13 +90,16 @@ def _finding(facets: Facets, trace: Trace, group: list[Transfer]) -> Finding:
     each = [_bytes(facets, trace, transfer) for transfer in group]
     users = fed_by(facets.encodings, reached(trace, first.node))
     encoding = next((item for item in users if item.scheme != "mask"), None)
+    masks = encoding is None and (bool(users) or _is_mask(trace, first.node))
+    what = "A mask" if masks else "A value made of positions"
+    named = encoding or next(iter(users), None)
     return Finding(
-        message=_message(group, encoding or next(iter(users), None), sum(each), facets.seq_len),
+        message=_message(group, named, what, sum(each), facets.seq_len),
         effect=_effect(group, sum(each), facets.seq_len),
         where=place(first.module, first.frame, encoding.id if encoding else ""),
         evidence=Evidence(sum(each), 0, None, "bytes", facets.seq_len),
         fix=_fix(first),
-        severity="note" if users and encoding is None else None,
+        severity="note" if masks else None,
         scheme=encoding.scheme if encoding else "",
     )
 
@@ -109,9 +115,27 @@ def _bytes(facets: Facets, trace: Trace, transfer: Transfer) -> int:
     return math.prod(shape) * transfer.node.dtype.itemsize
 
 
-def _message(group: list[Transfer], encoding: Encoding | None, total: int, seq_len: int) -> str:
+def _is_mask(trace: Trace, node: Node) -> bool:
+    """Whether a value over queries and keys only shows or hides: true or false, zero or minus infinity."""
+    import torch
+
+    from pediag.trace import Unavailable
+
+    if len(node.moving) < 2:
+        return False
+    try:
+        value = trace.value(node)
+    except Unavailable:
+        return False
+    hides = value.is_floating_point() and bool(((value == 0) | (value <= HIDDEN)).all())
+    return hides or value.dtype is torch.bool
+
+
+def _message(
+    group: list[Transfer], encoding: Encoding | None, otherwise: str, total: int, seq_len: int
+) -> str:
     first = group[0]
-    what = f"The numbers of {encoding.id} ({encoding.scheme})" if encoding else "A value made of positions"
+    what = f"The numbers of {encoding.id} ({encoding.scheme})" if encoding else otherwise
     born = f" born on the host at {line_of(first.born)}" if first.born else " born on the host"
     times = f" in {len(group)} copies" if len(group) > 1 else ""
     modules = list(dict.fromkeys(item.module for item in group))

@@ -187,7 +187,7 @@ def _at(trace: Trace, mask: Node, counters: list[Node], spots: NDArray[np.int64]
 
 
 def _picked(trace: Trace, mask: Node, chosen: Any) -> dict[Node, Any]:
-    """Positions that a mask's program picks one by one out of a row of them, as the ``chosen`` ones instead."""
+    """Positions that a mask's program picks out of a row of them, as the ``chosen`` ones instead."""
     from pediag.trace import Unavailable
     from pediag.trace.graph import ancestors
 

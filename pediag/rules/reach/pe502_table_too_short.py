@@ -115,6 +115,9 @@ def check(facets: Facets) -> Iterator[Finding]:
     if trace.failure is not None:
         raise CouldNotCheck(f"the forward pass stopped: {trace.failure.message}")
     if target is not None and target.failure is not None:
+        if _refused(target.failure):
+            yield _refusal(facets, trace, target.failure)
+            return
         raise CouldNotCheck(f"the pass at {facets.seq_len:,} tokens stopped: {target.failure.message}")
     if not _tables(facets) and not any(item.mask for item in trace.graph.attentions):
         raise NotApplicable("no stored table, id buffer or mask is indexed by position")
@@ -297,6 +300,29 @@ def _lookup_frame(node: Node, table: Table) -> Frame | None:
 
     reads = [part for part in ancestors(node) if any(item is table.leaf for item in part.inputs())]
     return reads[0].frame if reads else None
+
+
+# -- lengths that the model itself refuses ------------------------------------------------------------------
+
+
+def _refused(failure: Failure) -> bool:
+    """Whether the model's own check of its input stopped the pass."""
+    return not failure.abstract and failure.message.startswith(("AssertionError", "ValueError"))
+
+
+def _refusal(facets: Facets, trace: Trace, failure: Failure) -> Finding:
+    n, message = facets.seq_len, failure.message.rstrip(".")
+    return Finding(
+        message=f"The model refuses {n:,} tokens: {message}; {trace.seq_len:,} tokens ran.",
+        effect=f"The pass stops{_at(failure)} at this length, before any output.",
+        where=place(failure.module, failure.frame),
+        evidence=Evidence(trace.seq_len, n, None, "tokens", n),
+        fix=Fix(f"Build the model for {n:,} tokens, or cut texts where the check{_at(failure)} allows."),
+    )
+
+
+def _at(failure: Failure) -> str:
+    return f" at {line_of(failure.frame)}" if failure.frame is not None else ""
 
 
 # -- what is said -------------------------------------------------------------------------------------------
