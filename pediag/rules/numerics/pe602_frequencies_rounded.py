@@ -284,10 +284,10 @@ def _finding(facets: Facets, encoding: Rotary | Sinusoidal, found: Rounded) -> F
     name = f"{found.name} " if found.name else ""
     name = f"behind {name}" if name and encoding.factor is None else name
     bound = "" if found.meant is not None else "up to "
+    are = f"are cast to {found.form} before the product" if found.cast else f"hold {found.form} numbers"
     return Finding(
         message=(
-            f"The frequencies {name}hold {found.form} numbers: the angle at position {last:,} is off by "
-            f"{bound}{error:.3g} rad."
+            f"The frequencies {name}{are}: the angle at position {last:,} is off by {bound}{error:.3g} rad."
         ),
         effect=_effect(found, last, error),
         where=Where(

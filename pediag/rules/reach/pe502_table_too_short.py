@@ -24,9 +24,9 @@ numbers.
 ## Known limits
 
 Tables of relative distances that clip or bucket have no end. An index that wraps around (position modulo
-rows) is a note, since a model of windows may mean it. A length guard (an assertion, a ValueError) on a
-model without a table is reported as a stopped pass, not by this rule. Rows that exist but were never
-trained are not seen.
+rows) is a note, since a model of windows may mean it. A length that the model itself refuses (an assertion,
+a ValueError) is an error also where no table is known; its message then says what ran, not where the limit
+lies. Rows that exist but were never trained are not seen.
 
 ## Fix
 
