@@ -210,7 +210,6 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     facets.structural = structural = session.structural()
     step.step("recognising encodings")
     facets.encodings = recognise(structural)
-    seen.notes += [f"assumed: {text}" for text in dict.fromkeys(structural.assumptions)]
     known = options.seq_len or _own_length(session.target.config, facets.encodings)
     facets.seq_len = known or DEFAULT_LENGTH
     if structural.failure is not None:

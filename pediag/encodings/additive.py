@@ -26,7 +26,7 @@ from pediag.theory.sinusoid import LEAST_ROWS, Sinusoid, identify_sinusoid
 from pediag.trace.evaluate import Evaluator, Unavailable
 from pediag.trace.graph import Node, Site, ancestors
 from pediag.trace.lanes import Float64
-from pediag.trace.recorder import varies
+from pediag.trace.numbers import varies
 from pediag.trace.session import Trace
 
 ENOUGH_ROWS = 32

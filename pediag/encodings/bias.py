@@ -18,7 +18,7 @@ from pediag.theory.alibi import identify_slopes
 from pediag.theory.alibi import slopes as published
 from pediag.trace.evaluate import Unavailable
 from pediag.trace.graph import Node, Site
-from pediag.trace.recorder import Lengths
+from pediag.trace.place import Lengths
 from pediag.trace.session import Trace
 
 Bools = NDArray[np.bool_]

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from pediag.trace.evaluate import Evaluator, Lane, Unavailable
 from pediag.trace.graph import Node, Provenance, ancestors, nodes_in, op_name
+from pediag.trace.numbers import varies
 from pediag.trace.operators import describe
-from pediag.trace.recorder import Lengths, varies
+from pediag.trace.place import Lengths
 from pediag.trace.session import Trace
 
 Floats = NDArray[np.float64]

@@ -72,7 +72,9 @@ def write(graph: Graph, value: Value, node: Node, base_like: torch.Tensor) -> No
     storage = value.storage
     if value.chain:
         provenance = max(storage.node.provenance, node.provenance)
-        whole, new = graph.add("write", (storage.node, value.chain, node), {}, provenance, base_like, share=False)
+        whole, new = graph.add(
+            "write", (storage.node, value.chain, node), {}, provenance, base_like, share=False
+        )
         if new:
             whole.shape, whole.dtype = storage.node.shape, storage.node.dtype
             whole.module, whole.frame, whole.host = node.module, node.frame, node.host and storage.node.host

@@ -47,7 +47,9 @@ class Lane:
         """The dtype an explicit dtype argument stands for."""
         return dtype
 
-    def call(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run one operation."""
         return func(*args, **kwargs)
 
@@ -112,7 +114,9 @@ class Evaluator:
             self._keep(root, values[root])
         return values[root]
 
-    def _owned(self, node: Node, values: dict[Node, Any], uses: Counter[Node], given: Mapping[Node, Any]) -> bool:
+    def _owned(
+        self, node: Node, values: dict[Node, Any], uses: Counter[Node], given: Mapping[Node, Any]
+    ) -> bool:
         """Whether ``node`` may write into the tensor it starts from: nothing else holds that memory or reads it later.
 
         A table that a loop fills row by row is then filled once, not copied for every row.
@@ -153,7 +157,9 @@ class Evaluator:
         try:
             return self._pseudo(node, values) if isinstance(node.op, str) else self._call(node, values)
         except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError) as error:
-            raise Unavailable(f"{node.op_name}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+            raise Unavailable(
+                f"{node.op_name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            ) from error
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         operator = describe(node.op)
@@ -193,7 +199,9 @@ class Evaluator:
             tensor = node.source()
             if tensor.device.type == "meta":
                 raise Unavailable("the tensor is on the meta device and has no numbers")
-            return self.lane.leaf(node, tensor.detach().cpu() if tensor.device.type != "cpu" else tensor.detach())
+            return self.lane.leaf(
+                node, tensor.detach().cpu() if tensor.device.type != "cpu" else tensor.detach()
+            )
         if node.provenance is Provenance.CONTENT:
             raise Unavailable("content is abstract")
         if self.surrogates and node.numel <= self.budget:

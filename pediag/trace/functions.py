@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from pediag.trace.evaluate import Unavailable, real_numbers
 from pediag.trace.frames import user_frame
 from pediag.trace.graph import Attention, Dropout, Node, Provenance, Site, Transfer
-from pediag.trace.recorder import DependsOnContent, Recorder
+from pediag.trace.place import DependsOnContent
+from pediag.trace.recorder import Recorder
 
 _DROPOUTS = {
     F.dropout,
@@ -101,7 +102,9 @@ class Functions(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.place.constructing:
             node = recorder.node_of(recorder.abstract(tensor))
-            recorder.graph.dropouts.append(Dropout(node, float(probability), recorder.place.module, user_frame()))
+            recorder.graph.dropouts.append(
+                Dropout(node, float(probability), recorder.place.module, user_frame())
+            )
         return tensor
 
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -120,7 +123,7 @@ class Functions(TorchFunctionMode):
     def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A recurrent layer knows order by itself, whatever its kernel is made of."""
         if not self.recorder.place.constructing:
-            self.recorder.ordered.append(func.__name__)
+            self.recorder.noticer.ordered.append(func.__name__)
         return func(*args, **kwargs)
 
     def _like_another(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -192,7 +195,9 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         if mask is not None:
             self._check_mask(query, key, mask)
-        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2] if not call.get("enable_gqa") else ())
+        batch = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+            query.shape[:-2], key.shape[:-2] if not call.get("enable_gqa") else ()
+        )
         result = query.new_empty((*batch, query.shape[-2], value.shape[-1]))
         operands = tuple(node for node in nodes if node is not None)
         node, _ = graph.add("attention", operands, {}, provenance, result, share=False)
@@ -210,7 +215,9 @@ class Functions(TorchFunctionMode):
     def _check_mask(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> None:
         """Raise what the attention itself would when the mask does not cover its queries and keys."""
         scores = (query.shape[-2], key.shape[-2])
-        if all(size in (1, wanted) for size, wanted in zip(mask.shape[-2:], scores[-mask.dim() :], strict=False)):
+        if all(
+            size in (1, wanted) for size, wanted in zip(mask.shape[-2:], scores[-mask.dim() :], strict=False)
+        ):
             return
         recorder = self.recorder
         text = f"a mask {tuple(mask.shape)} does not fit scores of {scores[0]} queries and {scores[1]} keys"

@@ -248,8 +248,10 @@ def _primary(model: nn.Module) -> Iterator[Input]:
     floats = [Input(_dtype(model), dims) for dims in _float_shapes(model)]
     ids = [Input()] if has_table else []
     # A model whose first weights are a table takes ids; one that starts with a projection takes vectors.
-    yield from itertools.chain(ids, floats) if isinstance(first, nn.Embedding) else itertools.chain(
-        ids if len(floats) == 0 else [], floats, ids, [] if has_table else [Input()]
+    yield from (
+        itertools.chain(ids, floats)
+        if isinstance(first, nn.Embedding)
+        else itertools.chain(ids if len(floats) == 0 else [], floats, ids, [] if has_table else [Input()])
     )
 
 
@@ -308,7 +310,12 @@ def transposed(candidate: Candidate) -> Candidate:
     """The same call with batch and sequence swapped, for models that put the sequence first."""
 
     def swap(item: Any) -> Any:
-        if isinstance(item, Input) and not item.literal and item.value is None and item.dims[:2] == ("B", "N"):
+        if (
+            isinstance(item, Input)
+            and not item.literal
+            and item.value is None
+            and item.dims[:2] == ("B", "N")
+        ):
             return Input(item.dtype, ("N", "B", *item.dims[2:]), item.role)
         return item
 

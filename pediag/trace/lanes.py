@@ -24,29 +24,47 @@ _WIDER = {
 
 
 class Float64(Lane):
-    """The reference: every real number in float64, whatever dtype the program asks for. Stored values stay as stored."""
+    """The reference: every real number in float64, whatever dtype the program asks for; stored values stay stored."""
 
     name = "float64"
 
     def leaf(self, node: Node, tensor: torch.Tensor) -> torch.Tensor:
+        """The stored number, widened."""
         return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The wide dtype in place of the one asked for."""
         return _WIDER.get(dtype, dtype)
 
-    def call(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Constructors and divisions follow the default dtype, so their float results are widened too."""
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.dtype in _WIDER:
-            if not list(node.inputs()) or all(not operand.dtype.is_floating_point for operand in node.inputs()):
-                wide = {**kwargs, "dtype": _WIDER[result.dtype]} if "dtype" in kwargs or not list(node.inputs()) else None
-                return func(*args, **wide) if wide is not None else self._from_integers(func, args, kwargs, result)
+            if not list(node.inputs()) or all(
+                not operand.dtype.is_floating_point for operand in node.inputs()
+            ):
+                wide = (
+                    {**kwargs, "dtype": _WIDER[result.dtype]}
+                    if "dtype" in kwargs or not list(node.inputs())
+                    else None
+                )
+                return (
+                    func(*args, **wide)
+                    if wide is not None
+                    else self._from_integers(func, args, kwargs, result)
+                )
             return result.to(_WIDER[result.dtype])
         return result
 
-    def _from_integers(self, func: Callable[..., Any], args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
+    def _from_integers(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: torch.Tensor
+    ) -> torch.Tensor:
         """An operation that makes reals of integers, such as a true division, done on float64."""
-        wide = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype != torch.bool else a for a in args]
+        wide = [
+            a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype != torch.bool else a for a in args
+        ]
         try:
             again = func(*wide, **kwargs)
         except (RuntimeError, TypeError):
@@ -63,6 +81,7 @@ class Cast(Lane):
         self._dtype = dtype
 
     def leaf(self, node: Node, tensor: torch.Tensor) -> torch.Tensor:
+        """The stored number as ``.to(dtype)`` leaves it."""
         if node.stored and tensor.is_floating_point():
             return tensor.to(self._dtype)
         return tensor
@@ -73,7 +92,10 @@ class TF32(Lane):
 
     name = "tf32"
 
-    def call(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operation, the inputs of a matrix product rounded; an addend is not."""
         name = describe(func).name
         if name in _MATRIX_PRODUCTS:
             first = 1 if name in _WITH_ADDEND else 0

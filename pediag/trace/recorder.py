@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,21 +11,23 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pediag.errors import TraceError
 from pediag.trace.aliases import Value, View, fresh, read, write
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.frames import Frame, user_frame
-from pediag.trace.graph import Attention, Graph, Node, Provenance, Site, Transfer, ancestors, nodes_in
+from pediag.trace.graph import Graph, Node, Provenance, Site, Transfer, ancestors, nodes_in
+from pediag.trace.noticing import Noticer
+from pediag.trace.numbers import digest
 from pediag.trace.operators import (
     COMPARISONS,
     DATA_DEPENDENT,
     LIKE_ANOTHER,
-    ORDERED,
     SHAPE_ONLY,
     Operator,
     describe,
     plainly,
 )
+from pediag.trace.place import DependsOnContent, Lengths, Overrun, Place, Unsupported
+from pediag.trace.settling import Settler, assume
 
 CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
     Provenance.CONTENT,
@@ -37,72 +36,9 @@ CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
     Provenance.WEIGHT,
     Provenance.CONSTANT,
 )
-# An ordinary token id: not a padding, start or end marker of any tokenizer in wide use.
-ORDINARY_TOKEN = 7
-_PRODUCTS = frozenset(("bmm", "mm", "addmm", "baddbmm", "matmul"))
 _LOOKUPS = frozenset(("embedding", "index", "index_select", "gather"))
 _SILENT = frozenset(("device", "sym_size", "size", "stride", "is_contiguous", "layout"))
-# Elements of the largest value that is computed only to see whether it moves.
-_EVALUATED_BELOW = 1 << 22
 _DIGESTED_BELOW = 1 << 16
-
-
-class DependsOnContent(Exception):
-    """The model's own code asked for the number of an abstract value."""
-
-
-class Unsupported(Exception):
-    """The model uses an operation that has no abstract form."""
-
-
-class Overrun(IndexError):
-    """A table was asked for a row that it does not have; ``largest`` is the row farthest out."""
-
-    def __init__(self, table: Node, largest: int) -> None:
-        super().__init__(f"index {largest} is out of range for a table of {table.shape[0]} rows")
-        self.table = table
-        self.largest = largest
-
-
-@dataclass(slots=True)
-class Lengths:
-    """The sizes that tell axes apart: sequence lengths in tokens, and the batch.
-
-    ``exact`` are the lengths of the inputs; ``sequence`` also what is usually made of them (one more, twice).
-    """
-
-    sequence: set[int]
-    batch: int
-    exact: tuple[int, ...] = ()
-
-    @property
-    def moving(self) -> set[int]:
-        """Sizes whose axes may carry positions, rightly (sequence) or wrongly (batch)."""
-        return self.sequence | {self.batch}
-
-    def counts_tokens(self, size: int) -> bool:
-        """Whether an axis of this size runs over tokens, perhaps folded with heads that share their keys."""
-        return size in self.sequence or any(size % length == 0 for length in self.exact)
-
-
-@dataclass(slots=True)
-class Place:
-    """Where the pass is now: module path, and whether it constructs the model or runs it.
-
-    ``host`` says that a factory without a device is running, ``making`` that any factory is: numbers that come in
-    outside one (``torch.from_numpy``) are on the host.
-    """
-
-    path: list[str] = field(default_factory=lambda: [""])
-    raised: tuple[BaseException, str] | None = None
-    constructing: bool = False
-    host: bool = False
-    making: bool = False
-
-    @property
-    def module(self) -> str:
-        """Path of the innermost module that is running."""
-        return self.path[-1]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -124,24 +60,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lengths = lengths
         self.place = Place()
         self.evaluator = Evaluator(surrogates=True)
-        self.reference = reference
-        self.provenances: dict[Any, Provenance] = {}
-        self.assumptions: list[str] = []
-        self.ordered: list[str] = []
+        self.settler = Settler(self.evaluator, lengths, self.place, reference)
+        self.noticer = Noticer(graph, lengths, self.place)
         self.failed_error: Exception | None = None
         self.failed_site: Site | None = None
         self.failed_fixed = False
         self.failed_frame: Frame | None = None
         self.failed_module = ""
-        self._seen: Counter[Any] = Counter()
         # Values made where some other tensor is; met by a value on the host, that is where they are.
         self._led: set[Node] = set()
         self._strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self.plain_attributes: dict[int, str] = {}
-        self.scores: set[Any] = set()
-        self.joins: dict[Any, set[int]] = {}
-        self.known_scores: set[Any] | None = None
-        self.known_joins: dict[Any, set[int]] | None = None
+        self.dims: set[int] = set()
         self.moves: list[tuple[Node, Transfer]] = []
 
     # -- values -------------------------------------------------------------------------------------------
@@ -199,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._led.add(node)
             if key:
                 self.graph.shared[key] = node
-        self._settle(node, new)
+        self.settler.settle(node, new)
         self.give(fake, node)
         self._strays[id(tensor)] = (tensor, fake)
         return fake
@@ -232,6 +162,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             if operator.name == "cat":
                 self._lengthen(args)
+            elif operator.name == "constant_pad_nd":
+                self._pad(args[0].shape, args[1])
             if operator.name == "_grouped_mm":
                 # Its abstract kernel knows bfloat16 only.
                 result = self._empty((*bound[0].shape[:-1], bound[1].shape[-1]), bound[0])
@@ -342,7 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 node, _ = self.graph.add("getitem", (probe, index), {}, provenance, tensor)
                 node.module, node.frame, node.host = probe.module, probe.frame, probe.host
             node.shape, node.dtype = tuple(tensor.shape), tensor.dtype
-            self._settle(node, new)
+            self.settler.settle(node, new)
             self.give(fake, node)
             results.append(fake)
         return results[0] if single else tuple(results)
@@ -360,7 +292,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._failed(error)
         content = tuple(node for node in operands if node.provenance is CONTENT)
         position = tuple(node for node in operands if node.provenance is POSITION)
-        if not position and self.reference is not None:
+        if not position and self.settler.reference is not None:
             # A table that ran out is read whole, so it no longer moves with the length.
             position = tuple(node for node in operands if node.provenance is not CONTENT)
         fixed = any(node.provenance <= WEIGHT and len(node.shape) > 1 for node in operands)
@@ -384,6 +316,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(sizes) > 1 and any(size in self.lengths.sequence for size in sizes):
             self.lengths.sequence.add(sum(sizes))
 
+    def _pad(self, shape: tuple[int, ...], widths: list[int]) -> None:
+        """A sequence filled up to a multiple of something is a sequence of another length."""
+        for axis, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=False), 1):
+            size = shape[-axis] + before + after
+            if shape[-axis] in self.lengths.exact and size > 1 and size not in self.dims:
+                self.lengths.sequence.add(size)
+
     def _empty(self, shape: tuple[int, ...], like: Node) -> torch.Tensor:
         with self.fake_mode:
             return torch.empty(shape, dtype=like.dtype, device=like.device)
@@ -404,7 +343,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, torch.Tensor):
             node = self._node(func, operator, bound, named, operands, result)
             self._attach(func, operator, args, kwargs, bound, named, result, node, None)
-            self._notice(func, operator, node, operands, bound, named)
+            self.noticer.notice(func, operator, node, operands, bound, named)
         elif isinstance(result, (tuple, list)):
             first = next((item for item in result if isinstance(item, torch.Tensor)), None)
             if first is None:
@@ -415,9 +354,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     node, new = self.graph.add("getitem", (parent, index), {}, parent.provenance, item)
                     if new:
                         node.module, node.frame, node.host = parent.module, parent.frame, parent.host
-                        self._settle(node)
+                        self.settler.settle(node)
                     self._attach(func, operator, args, kwargs, bound, named, item, node, index)
-            self._notice(func, operator, parent, operands, bound, named)
+            self.noticer.notice(func, operator, parent, operands, bound, named)
 
     def _node(
         self,
@@ -432,15 +371,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator.name in SHAPE_ONLY:
             named = dict(named)
             named.pop("pin_memory", None)
-            bound = (
-                _Shape(tuple(like.shape), like.dtype),
-                *[item for item in bound[1:] if type(item) is not Node],
-            )
+            bound = tuple(item for item in bound[1:] if type(item) is not Node)
             func, bound, named = _refill(operator.name, like, bound)
             operands = list(nodes_in(bound))
         provenance = max([node.provenance for node in operands], default=CONSTANT)
         if provenance is CONTENT and operator.name in COMPARISONS | {"isin"}:
-            assumed = self._assume(operator.name, operands, bound)
+            assumed = assume(operator.name, operands, bound)
             if assumed is not None:
                 node, new = self.graph.add("assume", (tuple(like.shape), assumed), {}, MASK, like)
                 return node
@@ -454,7 +390,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if provenance is not CONTENT and not self.place.constructing:
                 node.frame = user_frame()
         if provenance is not CONTENT and single:
-            self._settle(node, new)
+            self.settler.settle(node, new)
         return node
 
     def _host(self, operands: list[Node]) -> bool:
@@ -468,74 +404,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether a value was made with ``device=`` of something, or of such values only."""
         sized = [node for node in operands if node.shape] or operands
         return self.place.making if not operands else all(node in self._led for node in sized)
-
-    def _assume(self, name: str, operands: list[Node], bound: Any) -> bool | None:
-        """What a comparison of content with a constant says when no token is special."""
-        if name in ("eq", "isin"):
-            return False
-        if name == "ne":
-            return True
-        left, right = bound[0], bound[1]
-        if left.provenance is not CONTENT or left.dtype.is_floating_point or isinstance(right, Node):
-            return None
-        return bool(
-            {
-                "lt": right > ORDINARY_TOKEN,
-                "le": right >= ORDINARY_TOKEN,
-                "gt": right < ORDINARY_TOKEN,
-                "ge": right <= ORDINARY_TOKEN,
-            }[name]
-        )
-
-    def _settle(self, node: Node, new: bool = True) -> None:
-        """Raise a value that moves along a length to POSITION, and lower one that does not."""
-        if self.place.constructing or node.provenance is CONTENT:
-            return
-        if self.reference is not None:
-            self._follow(node, new)
-            return
-        if new:
-            axes = self._axes(node)
-            moving = self._moving_axes(node, axes)
-            node.moving = moving or ()
-            if moving:
-                node.provenance = POSITION
-            elif axes and moving is not None and node.provenance is POSITION:
-                node.provenance = WEIGHT
-        self.provenances[self._key(node)] = node.provenance
-
-    def _follow(self, node: Node, new: bool) -> None:
-        assert self.reference is not None
-        known = self.reference.get(self._key(node))
-        if not new:
-            return
-        if known is not None:
-            node.provenance = known
-        elif node.provenance is CONSTANT and node.numel <= _EVALUATED_BELOW:
-            if self._moving_axes(node, self._axes(node)):
-                node.provenance = POSITION
-
-    def _key(self, node: Node) -> Any:
-        frame = node.frame
-        # A slice that takes all there is is recorded as an alias.
-        name = "slice" if node.op_name == "alias" else node.op_name
-        place = (self.place.module, name, frame.file if frame else "", frame.line if frame else 0)
-        self._seen[place] += 1
-        return (*place, self._seen[place])
-
-    def _axes(self, node: Node) -> list[int]:
-        """The axes whose size is a length of this trace."""
-        return [axis for axis, size in enumerate(node.shape) if size > 1 and size in self.lengths.moving]
-
-    def _moving_axes(self, node: Node, axes: list[int]) -> tuple[int, ...] | None:
-        """Those of ``axes`` along which the numbers change; None when that cannot be told."""
-        if not axes:
-            return ()
-        try:
-            value = self.evaluator(node)
-        except Unavailable as reason:
-            return None if node.provenance is POSITION else () if "random" in str(reason) else tuple(axes)
-        return tuple(axis for axis in axes if varies(value, axis))
 
     def _attach(
         self,
@@ -583,9 +451,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.module, node.frame = self.place.module, user_frame()
             node.host = self._host(operands)
         if provenance is not CONTENT:
-            self._settle(node, new)
+            self.settler.settle(node, new)
         self._write(target, node)
-        self._notice(func, operator, node, operands if reads_target else sources, bound, named)
+        self.noticer.notice(func, operator, node, operands if reads_target else sources, bound, named)
 
     def _record_out(self, func: Any, operator: Operator, kwargs: Any, bound: Any, named: Any) -> None:
         """Results that go into tensors given as ``out=``."""
@@ -599,107 +467,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "out", (func, name, dtypes, bound), rest, provenance, target, share=False
             )
             node.module, node.frame, node.host = self.place.module, user_frame(), self._host(operands)
-            self._settle(node, new)
+            self.settler.settle(node, new)
             self.node_of(target)
             self._write(target, node)
-            self._notice(func, operator, node, operands, bound, rest)
+            self.noticer.notice(func, operator, node, operands, bound, rest)
 
     def _write(self, target: torch.Tensor, node: Node) -> None:
         value: Value = target._pediag  # type: ignore[attr-defined]
         write(self.graph, value, node, target)
         whole = value.storage.node
         if whole is not node and whole.provenance is not CONTENT:
-            self._settle(whole)
-
-    # -- what is worth noticing ---------------------------------------------------------------------------
-
-    def _notice(
-        self, func: Any, operator: Operator, node: Node, operands: list[Node], bound: Any, named: Any
-    ) -> None:
-        if node.provenance is not CONTENT or self.place.constructing:
-            return
-        content = tuple(item for item in operands if item.provenance is CONTENT)
-        position = self._position_operands(operator, operands) if content else ()
-        if operator.name in ORDERED:
-            self.ordered.append(operator.name)
-        if operator.name in _PRODUCTS and len(content) >= 2:
-            self._notice_product(operator, node, content, position)
-        if operator.name.startswith("_scaled_dot_product"):
-            self._notice_fused(func, node, bound, named)
-            return
-        if content and position:
-            frame = node.frame = user_frame()
-            self.graph.sites.append(
-                Site("", operator.name, node, content, position, self.place.module, frame)
-            )
-        elif content and operator.name in ("add", "mul", "sub"):
-            self._notice_constant(operator, node, content, operands)
-
-    def _position_operands(self, operator: Operator, operands: list[Node]) -> tuple[Node, ...]:
-        """The operands that are positions, now or at the same place of the structural pass."""
-        fixed = [item for item in operands if item.provenance is not CONTENT and item.shape]
-        if not fixed:
-            return ()
-        place = (self.place.module, operator.name, "join", user_frame())
-        self._seen[place] += 1
-        identity = (*place, self._seen[place])
-        which = {index for index, item in enumerate(fixed) if item.provenance is POSITION}
-        if self.known_joins is not None and not which:
-            # A view of a table that is used up to its end does not move with the length.
-            which = {index for index in self.known_joins.get(identity, ()) if index < len(fixed)}
-            for index in which:
-                if fixed[index].op != "leaf":
-                    fixed[index].provenance = POSITION
-        if which:
-            self.joins[identity] = which
-        return tuple(fixed[index] for index in sorted(which))
-
-    def _notice_product(
-        self, operator: Operator, node: Node, content: tuple[Node, ...], position: tuple[Node, ...]
-    ) -> None:
-        frame, lengths = user_frame(), self.lengths.moving
-        place = (self.place.module, operator.name, frame)
-        self._seen[place] += 1
-        identity = (*place, self._seen[place])
-        scores = len(node.shape) >= 2 and node.shape[-1] in lengths
-        scores &= node.shape[-2] == self.lengths.batch or self.lengths.counts_tokens(node.shape[-2])
-        # At the length asked for a width may equal the length; the structural pass has told which products are scores.
-        if (identity in self.known_scores) if self.known_scores is not None else scores:
-            self.scores.add(identity)
-            query, key = content[-2], content[-1]
-            mask = position[0] if position else None
-            self.graph.attentions.append(
-                Attention(query, key, None, mask, False, node, self.place.module, frame)
-            )
-
-    def _notice_fused(self, func: Any, node: Node, bound: Any, named: Any) -> None:
-        """A fused attention that the function mode did not see, because library code called it."""
-        names = [argument.name for argument in func._schema.arguments]
-        call = {**dict(zip(names, bound, strict=False)), **named}
-        mask = call.get("attn_mask", call.get("attn_bias"))
-        query, key, value = call["query"], call["key"], call["value"]
-        module, frame, causal = self.place.module, user_frame(), bool(call.get("is_causal"))
-        self.graph.attentions.append(
-            Attention(query, key, value, mask, causal, node, module, frame, call.get("scale"), True)
-        )
-        if mask is not None and mask.provenance is POSITION:
-            self.graph.sites.append(Site("bias", "attention", node, (query, key), (mask,), module, frame))
-
-    def _notice_constant(
-        self, operator: Operator, node: Node, content: tuple[Node, ...], operands: list[Node]
-    ) -> None:
-        """A table joined with content that moves along no length: perhaps positions laid along a wrong axis."""
-        for item in operands:
-            if item.provenance <= WEIGHT and sum(size > 1 for size in item.shape) >= 2 and not item.trainable:
-                site = Site("", operator.name, node, content, (item,), self.place.module, user_frame())
-                self.graph.constant_sites.append(site)
-                return
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+            self.settler.settle(whole)
 
 
 def _indices(name: str, bound: tuple[Any, ...]) -> list[tuple[int, Node]]:
@@ -740,30 +518,3 @@ def _refill(
     if "full" in name:
         return torch.ops.aten.full.default, (shape, bound[-1]), options
     return torch.ops.aten.empty.memory_format, (shape,), options
-
-
-def varies(value: torch.Tensor, axis: int) -> bool:
-    """Whether the numbers change along ``axis``; NaN equals NaN."""
-    with real_numbers():
-        first = value.narrow(axis, 0, 1)
-        different = value != first
-        if value.is_floating_point():
-            different &= ~(value.isnan() & first.isnan())
-        return bool(different.any())
-
-
-def digest(tensor: torch.Tensor) -> Any:
-    """A key that two tensors share exactly when they hold the same numbers in the same shape."""
-    with real_numbers():
-        plain = tensor.detach().cpu().contiguous()
-        raw = plain.view(torch.uint8) if plain.dim() else plain.reshape(1).view(torch.uint8)
-        return (tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw.numpy().tobytes()).hexdigest())
-
-
-def explain(error: BaseException) -> str:
-    """The first line of an exception, with its type."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
-
-
-__all__ = ["DependsOnContent", "Lengths", "Overrun", "Recorder", "TraceError", "explain", "varies"]

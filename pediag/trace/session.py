@@ -20,8 +20,10 @@ from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
 from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, untouched
+from pediag.trace.numbers import digest
 from pediag.trace.operators import UNINITIALISED, describe
-from pediag.trace.recorder import DependsOnContent, Lengths, Overrun, Recorder, digest, explain
+from pediag.trace.place import DependsOnContent, Lengths, Overrun, explain
+from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
 from pediag.trace.tokens import at_length, attended, contracts_tokens
 
@@ -66,7 +68,6 @@ class Trace:
     value: Evaluator
     inputs: str
     failure: Failure | None = None
-    assumptions: list[str] = field(default_factory=list)
     ordered: list[str] = field(default_factory=list)
     provenances: dict[Any, Provenance] = field(default_factory=dict)
     scores: set[Any] = field(default_factory=set)
@@ -246,7 +247,8 @@ class Session:
         reference = structural.provenances if structural is not None else None
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
         if structural is not None:
-            recorder.known_scores, recorder.known_joins = structural.scores, structural.joins
+            recorder.noticer.known_scores, recorder.noticer.known_joins = structural.scores, structural.joins
+        recorder.dims = self._dims
         recorder.plain_attributes = _plain_attributes(self.model)
         for name, fake in self.fakes.items():
             recorder.give(fake, self._entering(graph, self.leaves[name], fake, lengths))
@@ -255,8 +257,8 @@ class Session:
         failure = self._forward(recorder, arguments, keywords)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.places = frozenset(self._places)
-        trace.assumptions, trace.ordered = recorder.assumptions, recorder.ordered
-        trace.provenances, trace.scores, trace.joins = recorder.provenances, recorder.scores, recorder.joins
+        trace.ordered, trace.provenances = recorder.noticer.ordered, recorder.settler.known
+        trace.scores, trace.joins = recorder.noticer.scores, recorder.noticer.joins
         classify(trace, structural)
         return trace
 

@@ -1,0 +1,28 @@
+"""Small questions to real tensors, asked outside of every mode."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from pediag.trace.evaluate import real_numbers
+
+
+def varies(value: torch.Tensor, axis: int) -> bool:
+    """Whether the numbers change along ``axis``; NaN equals NaN."""
+    with real_numbers():
+        first = value.narrow(axis, 0, 1)
+        different = value != first
+        if value.is_floating_point():
+            different &= ~(value.isnan() & first.isnan())
+        return bool(different.any())
+
+
+def digest(tensor: torch.Tensor) -> Any:
+    """A key that two tensors share exactly when they hold the same numbers in the same shape."""
+    with real_numbers():
+        plain = tensor.detach().cpu().contiguous()
+        raw = plain.view(torch.uint8) if plain.dim() else plain.reshape(1).view(torch.uint8)
+        return (tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw.numpy().tobytes()).hexdigest())
