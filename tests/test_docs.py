@@ -24,7 +24,9 @@ def options(command: str) -> set[str]:
 def test_the_readme_lists_every_option_of_check():
     table = README.partition("### Options of `check`")[2].partition("###")[0]
     listed = set(
-        re.findall(r"--[a-z][a-z-]+", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
+        re.findall(
+            r"--[a-z][a-z-]+", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line)
+        )
     )
     assert listed == options("check")
 
