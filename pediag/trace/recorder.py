@@ -26,6 +26,7 @@ from pediag.trace.operators import (
     describe,
     plainly,
 )
+from pediag.trace.padding import PAD, compared, lengthen
 from pediag.trace.place import DependsOnContent, Lengths, Overrun, Place, Unsupported
 from pediag.trace.settling import Settler, assume
 
@@ -160,10 +161,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if result is not None:
                 return result
         try:
-            if operator.name == "cat":
-                self._lengthen(args)
-            elif operator.name == "constant_pad_nd":
-                self._pad(args[0].shape, args[1])
+            self._lengthen(operator.name, args)
             if operator.name == "_grouped_mm":
                 # Its abstract kernel knows bfloat16 only.
                 result = self._empty((*bound[0].shape[:-1], bound[1].shape[-1]), bound[0])
@@ -308,20 +306,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return type(value)([self._faked(item) for item in value])
         return self.fake_mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
-    def _lengthen(self, args: Any) -> None:
+    def _lengthen(self, name: str, args: Any) -> None:
         """A sequence joined to something else along its sequence axis makes a new sequence length."""
+        if name == PAD:
+            lengthen(self.lengths, self.dims, args[0].shape, args[1])
+        if name != "cat":
+            return
         shapes = [item.shape for item in args[0] if item.dim()]
         axis = args[1] if len(args) > 1 else 0
         sizes = [shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)]
         if len(sizes) > 1 and any(size in self.lengths.sequence for size in sizes):
             self.lengths.sequence.add(sum(sizes))
-
-    def _pad(self, shape: tuple[int, ...], widths: list[int]) -> None:
-        """A sequence filled up to a multiple of something is a sequence of another length."""
-        for axis, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=False), 1):
-            size = shape[-axis] + before + after
-            if shape[-axis] in self.lengths.exact and size > 1 and size not in self.dims:
-                self.lengths.sequence.add(size)
 
     def _empty(self, shape: tuple[int, ...], like: Node) -> torch.Tensor:
         with self.fake_mode:
@@ -378,8 +373,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if provenance is CONTENT and operator.name in COMPARISONS | {"isin"}:
             assumed = assume(operator.name, operands, bound)
             if assumed is not None:
-                node, new = self.graph.add("assume", (tuple(like.shape), assumed), {}, MASK, like)
-                return node
+                return compared(self.graph, operator.name, bound, assumed, like, self.place.module)
         host = self._host(operands[:1] if operator.name == "index" else operands)
         share = provenance is not CONTENT and not operator.random
         node, new = self.graph.add(func, bound, named, provenance, like, share=share, salt=host)

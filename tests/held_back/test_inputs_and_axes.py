@@ -132,3 +132,30 @@ class Frames(nn.Module):
 def test_strided_frames() -> None:
     report = look(Frames(), 512, inputs=["x=float32[B,80,N]"])
     assert (schemes(report), codes(report)) == ({"sinusoidal"}, set())
+
+
+class FilledUp(nn.Module):
+    """Texts are filled up with padding to whole windows of 64; real tokens are counted from row 2."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(300, 48), nn.Embedding(rows, 48, padding_idx=1)
+        for table in (self.embed, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+        self.layer = nn.TransformerEncoderLayer(48, 4, 96, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids = F.pad(ids, (0, -ids.shape[1] % 64), value=1)
+        real = ids.ne(1).int()
+        rows = (real.cumsum(1) * real).long() + 1
+        return self.layer(self.embed(ids) + self.places(rows), src_key_padding_mask=ids.eq(1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "found"), [(514, 512, set()), (512, 510, set()), (512, 511, {"PE502"})]
+)
+def test_padding_takes_no_rows(rows: int, tokens: int, found: set[str]) -> None:
+    report = look(FilledUp(rows), tokens)
+    assert (schemes(report), codes(report)) == ({"learned"}, found)
+    for finding in report.findings:
+        assert finding.evidence.limit == 510

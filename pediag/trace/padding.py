@@ -1,0 +1,45 @@
+"""Content that the model itself fills up with a constant: another length, and entries that are known."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pediag.trace.frames import user_frame
+from pediag.trace.graph import Graph, Node, Provenance
+from pediag.trace.operators import COMPARISONS
+from pediag.trace.place import Lengths
+
+PAD = "constant_pad_nd"
+
+
+def lengthen(lengths: Lengths, taken: set[int], shape: Sequence[int], widths: Sequence[int]) -> None:
+    """A sequence filled up is one of another length, unless the model has that size (``taken``) elsewhere."""
+    for axis, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=False), 1):
+        size = shape[-axis] + before + after
+        if shape[-axis] in lengths.exact and size > 1 and size not in taken:
+            lengths.sequence.add(size)
+
+
+def compared(
+    graph: Graph, name: str, bound: tuple[Any, ...], assumed: bool, like: torch.Tensor, module: str
+) -> Node:
+    """What is assumed of a comparison of content; of what fills it up, what the comparison does say."""
+    padded = bound[0]
+    if name not in COMPARISONS or not _is_padded(padded) or isinstance(bound[1], Node):
+        return graph.add("assume", (tuple(like.shape), assumed), {}, Provenance.MASK, like)[0]
+    content, widths, fill = (*padded.args, 0)[:3]
+    inner, _ = graph.add("assume", (content.shape, assumed), {}, Provenance.MASK, like)
+    inner.shape = content.shape
+    outside = bool(getattr(operator, name)(fill, bound[1]))
+    node, new = graph.add(padded.op, (inner, widths, outside), {}, Provenance.MASK, like)
+    if new:
+        node.module, node.frame = module, user_frame()
+    return node
+
+
+def _is_padded(item: Any) -> bool:
+    return isinstance(item, Node) and item.op_name == PAD
