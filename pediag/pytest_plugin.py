@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pediag.report import Report
 
 MARKER = "pediag(**options): defaults of pediag.check for this test: seq_len, select, ignore and the like."
+OPTIONS = ("seq_len", "train_len", "dtype", "config", "inputs", "select", "ignore", "trust")
 LISTS = ("select", "ignore", "inputs")
 
 
@@ -42,5 +43,8 @@ def pediag(request: pytest.FixtureRequest) -> Checker:
     for marker in reversed(list(request.node.iter_markers("pediag"))):
         if marker.args:
             raise pytest.UsageError("@pytest.mark.pediag takes keyword options only, such as seq_len=512")
+        unknown = sorted(set(marker.kwargs) - set(OPTIONS))
+        if unknown:
+            raise pytest.UsageError(f"@pytest.mark.pediag: unknown {unknown[0]}; known: {', '.join(OPTIONS)}")
         defaults.update(marker.kwargs)
     return Checker(defaults)

@@ -100,3 +100,16 @@ def test_loading_the_plugin_imports_no_torch(run):
         """
     )
     result.assert_outcomes(passed=1)
+
+
+def test_an_unknown_marker_key_is_named(run):
+    result = run(
+        """
+        import pytest
+
+        @pytest.mark.pediag(sequence_length=512)
+        def test_positions(pediag):
+            pass
+        """
+    )
+    result.stdout.fnmatch_lines(["*unknown sequence_length; known: seq_len, *"])

@@ -51,7 +51,7 @@ def page(rule: Rule) -> str:
     """The rule's published page in Markdown: its facts, then its module's docstring, then references."""
     facts = f"*{rule.severity} · basis: {rule.basis} · needs: {', '.join(rule.needs)}*"
     parts = [f"# {rule.code} {rule.name}", facts, rule.page]
-    if rule.references and not any(reference in rule.page for reference in rule.references):
+    if rule.references and "\n## References\n" not in rule.page:
         parts.append("## References\n\n" + "\n".join(f"- {reference}" for reference in rule.references))
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from pediag.report import catalogue
 from pediag.rules.registry import all_rules
 from pediag.rules.rule import Rule
 
-OWN_REFERENCES = "\n## References\n"
 INDEX = "README.md"
 HEAD = """\
 # The rules
@@ -26,8 +24,8 @@ def file_name(rule: Rule) -> str:
 
 
 def page(rule: Rule) -> str:
-    """The page that ``pediag explain`` shows; a docstring's own references replace the rule's list."""
-    return catalogue.page(replace(rule, references=()) if OWN_REFERENCES in rule.page else rule)
+    """The page that ``pediag explain`` shows."""
+    return catalogue.page(rule)
 
 
 def index(rules: Iterable[Rule]) -> str:

@@ -81,15 +81,15 @@ def _blocks(w: FloatArray, limit: int) -> Iterator[tuple[int, FloatArray]]:
         start, rows = end, min(2 * rows, SMALL_PRODUCT)
 
 
-def smallest_adequate_base(width: int, length: int) -> float | None:
-    """The smallest base with B(m) >= 0 for every 0 <= m < length (tokens); None when none is below 1e12.
+def smallest_adequate_base(width: int, length: int, least: float = 0.0) -> float | None:
+    """The smallest base, ``least`` or more, with B(m) >= 0 for every 0 <= m < length (tokens).
 
-    Above it there are bases that fail again, so a base must be judged by :func:`first_negative`, never by
-    comparing it with this one. Found on a logarithmic grid, refined by bisection, verified by
-    :func:`first_negative`. Men et al. 2405.14591; Su, kexue.fm/archives/10122.
+    None when none is below 1e12. Above it there are bases that fail again, so a base must be judged by
+    :func:`first_negative`, never by comparing it with this one. Found on a logarithmic grid, refined by
+    bisection, verified by :func:`first_negative`. Men et al. 2405.14591; Su, kexue.fm/archives/10122.
     """
     width, length = even(width, "width"), integer(length, "length", least=2)
-    base = below = max(length * FIRST_BASE, 2.0)
+    base = below = max(length * FIRST_BASE, 2.0, least)
     dips: list[int] = []
     while base <= LARGEST_BASE:
         w = inverse_frequencies(base, width)

@@ -27,7 +27,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     the same contents.
     """
     before = Snapshot().of_model(model)
-    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    dtype, device, grad = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
     state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         for module in model.modules():
@@ -39,6 +39,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
         torch.set_grad_enabled(grad)
 
 

@@ -193,6 +193,9 @@ class Session:
                 if trace.failure is None:
                     self._maker = maker
                     return self._oriented(maker, trace)
+                longer = failed[-1][0].failure if failed and failed[-1][1] is maker else None
+                if longer is not None and longer.table is not None:
+                    failed.pop()  # this shorter input got past the table that ended
                 failed.append((trace, maker))
                 if not _too_long(trace.failure):
                     break

@@ -253,3 +253,22 @@ def test_a_recipe_that_raises_is_a_trace_error() -> None:
 
     with pytest.raises(TraceError, match=r"cannot be built without weights: ValueError: not today$"):
         Session(Target(spec="recipe", loader="python", build=build))
+
+
+class _FourInputs(nn.Module):
+    """A short table, and arguments that cannot be guessed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 16)
+        self.words = nn.Embedding(50, 16)
+
+    def forward(self, alpha: Tensor, beta: Tensor, gamma: Tensor, delta: Tensor) -> Tensor:
+        x = self.words(alpha) + self.table(torch.arange(alpha.shape[1]))
+        return x @ beta.view(16, 5) + gamma[..., :7] + delta
+
+
+def test_a_table_that_a_shorter_input_got_past_is_not_the_reason() -> None:
+    trace = session(_FourInputs()).structural()
+    assert trace.failure is not None
+    assert trace.failure.table is None

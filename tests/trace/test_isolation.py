@@ -289,3 +289,21 @@ def test_keyboard_interrupt_restores_too() -> None:
     assert model.calls == 0
     assert model.training
     assert torch.ones(2).add(1).tolist() == [2, 2]
+
+
+class _SetsDefaults(nn.Module):
+    """A forward that changes what is global in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        return self.words(ids) + torch.arange(ids.shape[1])[:, None]
+
+
+def test_defaults_that_forward_sets_are_put_back() -> None:
+    before = torch.get_default_dtype(), torch.get_default_device()
+    session(_SetsDefaults()).structural()
+    assert (torch.get_default_dtype(), torch.get_default_device()) == before

@@ -59,7 +59,7 @@ from pediag.rules._angles import LARGEST
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.reach._attention import Span, span
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
-from pediag.theory.frequencies import periods
+from pediag.theory.frequencies import inverse_frequencies, periods
 from pediag.theory.reach import first_negative, smallest_adequate_base
 
 if TYPE_CHECKING:
@@ -173,10 +173,11 @@ def _declares_scaling(config: Any) -> bool:
 def _saturated(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Finding:
     assert found.first is not None
     ratio = seen.length / found.first
-    base = adequate_base(encoding.width, seen.length)
+    current = encoding.parameters.get("base")
+    base = adequate_base(encoding.width, seen.length, float(current or 0))
     message = (
-        f"B(m) falls below zero at m0 = {found.first:,} tokens; attention sees {seen.length:,}, "
-        f"{ratio:.3g} times as many."
+        f"From m0 = {found.first:,} tokens of distance on, a key like the query can score below a random one "
+        f"(B(m) < 0); attention sees {seen.length:,} tokens, {ratio:.3g} times as many."
     )
     return Finding(
         message=message,
@@ -199,8 +200,8 @@ def _effect(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> str:
     assert found.first is not None
     share = 1 - found.first / seen.length
     text = (
-        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0, where "
-        "a key like the query can score below a random one: retrieval suffers before perplexity does."
+        f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0: "
+        "retrieval from there suffers before perplexity does."
     )
     if found.unseen:
         text += f" {found.unseen} of {encoding.width // 2} pairs also meet angles not seen in training."
@@ -211,21 +212,27 @@ def _advice(encoding: Rotary, seen: Span, found: Reach, base: str) -> str:
     current = encoding.parameters.get("base")
     now = f" (now {current:,.6g})" if isinstance(current, (int, float)) else ""
     return (
-        f"For a model yet to be trained use a base of at least {base} without scaling{now}; a trained one "
+        f"For a model yet to be trained use a base of {base} without scaling{now}; a trained one "
         f"serves within {found.first:,} tokens of distance, or is tuned with a scaling to {seen.length:,}."
     )
 
 
 @cache
-def adequate_base(width: int, length: int) -> str:
-    """The smallest adequate base of a rotary width for a length in tokens, rounded up, as text."""
+def adequate_base(width: int, length: int, least: float = 0.0) -> str:
+    """The smallest adequate base, not below ``least``, of a rotary width for a length in tokens, as text.
+
+    Rounded up to a number that is adequate too: between adequate bases lie others that fail.
+    """
     if length * width > LONGEST_SEARCHED * FIT_WIDTH:
         return f"about {FIT * length**FIT_POWER:.2g} (published fit for width 128)"
-    base = smallest_adequate_base(width, max(length, 2))
+    base = smallest_adequate_base(width, max(length, 2), least)
     if base is None:
         return "1e12 or more: no practical base reaches this length at this width"
     step = 10.0 ** (math.floor(math.log10(base)) - 3)
-    return f"{math.ceil(base / step) * step:,.0f}"
+    rounded = math.ceil(base / step) * step
+    while first_negative(inverse_frequencies(rounded, width), length) is not None:
+        rounded += step
+    return f"{rounded:,.0f}"
 
 
 def _untrained(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Finding:

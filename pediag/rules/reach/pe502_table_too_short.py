@@ -245,10 +245,17 @@ def _declared(facets: Facets) -> Iterator[_Short]:
 
 def _shared_rows(facets: Facets, target: Trace) -> Iterator[_Short]:
     """Indices that are clamped or wrap around: more tokens than rows and no error."""
+    from pediag.trace.evaluate import BUDGET
+
     for encoding, table in _tables(facets):
         if table.rows - table.first >= facets.seq_len or not encoding.sites:
             continue
         node = _twin(target, encoding)
+        if node is not None and node.numel > BUDGET:
+            raise CouldNotCheck(
+                f"the {facets.seq_len:,} rows that are read are too many to compute; the table holds "
+                f"{table.rows - table.first:,} tokens"
+            )
         short = _reads(facets, target, encoding, table, node) if node is not None else None
         if short is not None:
             yield short
@@ -346,10 +353,9 @@ def _finding(facets: Facets, short: _Short) -> Finding:
 def _message(short: _Short, n: int) -> str:
     name = f" `{short.name}`" if short.name else ""
     skipped = f", of which the first {short.first:,} are never read," if short.first else ""
-    holds = "" if short.lines else f"; it holds {short.limit:,}"
     return (
         f"The {short.what}{name} has {short.rows:,} rows{skipped} and {short.needed(n):,} are needed for "
-        f"{n:,} tokens{holds}."
+        f"{n:,} tokens."
     )
 
 

@@ -51,7 +51,7 @@ def test_healthy_fixture(make: Callable[[], nn.Module]) -> None:
 def test_mild_is_a_note_that_names_a_base_which_works() -> None:
     (finding,) = findings(FIXTURE.mild(), seq_len=512)
     assert finding.severity == "note"
-    named = float(finding.fix.summary.split("at least ")[1].split(" ")[0].replace(",", ""))
+    named = float(finding.fix.summary.split("a base of ")[1].split(" ")[0].replace(",", ""))
     assert first_below(named, 24, 512) is None
     assert first_below(0.999 * named, 24, 512) is not None
 

@@ -179,3 +179,20 @@ def test_a_page_with_too_few_lines():
     (finding,) = findings(PageGrid(lines=40).eval(), CODE, 512)
     assert (finding.evidence.measured, finding.evidence.expected, finding.evidence.limit) == (40, 64, None)
     assert "IndexError" in finding.effect
+
+
+def test_more_rows_than_can_be_computed_is_no_pass() -> None:
+    """At lengths whose indices exceed the budget the rule says that it could not check."""
+    import pediag
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(50, 16), nn.Embedding(64, 16)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.words(ids) + self.places(torch.arange(ids.shape[1]))
+
+    report = pediag.check(Model(), seq_len=500_000_000, select=["PE502"])
+    assert [outcome.status for outcome in report.outcomes] == ["could-not-check"]
+    assert report.exit_code() == 3
