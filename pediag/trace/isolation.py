@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import sys
@@ -130,3 +131,15 @@ def quiet_kernels() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Hold garbage collection back: a trace makes many objects that live, and searching them takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -142,6 +142,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         operator = describe(func)
+        if operator.name == "device" and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if operator.name in _SILENT:
             return func(*args, **kwargs)
         if operator.name in LIKE_ANOTHER and isinstance(args[1], torch.Tensor):

@@ -19,7 +19,7 @@ from pediag.trace.frames import Frame, _is_glue
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
-from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, untouched
+from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, uncollected, untouched
 from pediag.trace.numbers import digest
 from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.place import DependsOnContent, Lengths, Overrun, explain
@@ -277,6 +277,7 @@ class Session:
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
         with ExitStack() as stack:
+            stack.enter_context(uncollected())
             stack.enter_context(quiet_kernels())
             stack.enter_context(untouched(self.model))
             stack.enter_context(eager())
