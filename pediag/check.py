@@ -248,18 +248,21 @@ def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | N
 
 def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: bool) -> None:
     """A model that cannot run and of which no rule says why is a load error, not a clean bill."""
-    structural = seen.facets.structural
-    if structural is None or structural.failure is None:
-        target = seen.facets.target
-        if target is not None and target.failure is not None and not inspecting and not _explains(report):
-            report.notes.append(
-                f"the forward pass at {report.seq_len:,} tokens stopped: {_told(target.failure)}"
-            )
+    structural, target = seen.facets.structural, seen.facets.target
+    if structural is None or _explains(report):
         return
-    if _explains(report):
+    if structural.failure is not None:
+        tried = f"forward({structural.inputs}) with B={structural.sizes.batch}, N={structural.sizes.tokens}"
+        raise TraceError(f"{seen.target.spec}: {tried} {_stopped(structural.failure, given=given)}")
+    if target is None or target.failure is None or inspecting:
         return
-    tried = f"forward({structural.inputs}) with B={structural.sizes.batch}, N={structural.sizes.tokens}"
-    raise TraceError(f"{seen.target.spec}: {tried} {_stopped(structural.failure, given=given)}")
+    if target.failure.abstract:
+        report.notes.append(f"the pass at {report.seq_len:,} tokens stopped: {_told(target.failure)}")
+        return
+    raise TraceError(
+        f"{seen.target.spec}: forward({target.inputs}) runs at N={structural.sizes.tokens} and at "
+        f"N={target.sizes.tokens} raised {_told(target.failure)}; check it at a --seq-len that the model takes"
+    )
 
 
 def _stopped(failure: Failure, *, given: bool) -> str:

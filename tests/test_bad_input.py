@@ -13,7 +13,7 @@ import pytest
 
 from pediag.check import check
 from pediag.cli import main
-from pediag.errors import UsageError
+from pediag.errors import TraceError, UsageError
 
 MODELS = """
 import os, sys
@@ -202,3 +202,21 @@ def test_a_name_outside_the_locale(folder):
     (folder / "ünï.py").write_text(MODELS)
     done = pediag(folder, "check ünï.py:Net", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_pass_that_stops_at_the_length_asked_for_is_no_clean_bill(tmp_path):
+    """The model runs when short and fails when long, for a reason that is no rule's."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.words, self.places = nn.Embedding(50, 16), nn.Embedding(9000, 16)\n"
+        "    def forward(self, ids):\n"
+        "        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))\n"
+        "        return x if ids.shape[1] < 1000 else x @ x.new_ones(3, 3)\n"
+    )
+    with pytest.raises(TraceError, match=r"runs at N=\d+ and at N=4096 raised RuntimeError.*net\.py:9"):
+        check(f"{tmp_path / 'net.py'}:Net", seq_len=4096)
+    assert check(f"{tmp_path / 'net.py'}:Net", seq_len=512).exit_code() == 0
