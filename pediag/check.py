@@ -36,6 +36,8 @@ Checkable = "str | os.PathLike[str] | nn.Module | Any"
 GREATEST_LENGTH = 2**31
 # Asked about when neither the user nor the model says a length: where half-precision faults show.
 DEFAULT_LENGTH = 2048
+# The rules that say why a pass stops; left out by the user, a stop is only noted.
+_EXPLAIN_STOPS = {"PE306", "PE502"}
 
 
 class Progress(Protocol):
@@ -256,7 +258,7 @@ def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: 
         raise TraceError(f"{seen.target.spec}: {tried} {_stopped(structural.failure, given=given)}")
     if target is None or target.failure is None or inspecting:
         return
-    if target.failure.abstract:
+    if target.failure.abstract or not _EXPLAIN_STOPS <= {outcome.rule.code for outcome in report.outcomes}:
         report.notes.append(f"the pass at {report.seq_len:,} tokens stopped: {_told(target.failure)}")
         return
     raise TraceError(

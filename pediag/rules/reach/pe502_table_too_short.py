@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from pediag.trace.session import Failure
 
 
+MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
+"""Operations whose operands need not have as many entries as there are tokens."""
+
+
 @dataclass(slots=True)
 class _Short:
     """One table that ends too soon: its tensor, rows, the row of position 0, and what happens where.
@@ -175,7 +179,7 @@ def _stopped(facets: Facets, trace: Trace, failure: Failure) -> Iterator[_Short]
         where = (failure.module, failure.frame)
         lines = asked < trace.seq_len
         yield _Short(failure.table, rows, first, "table", happens, *where, encoding, asked, lines=lines)
-    elif failure.site is not None:
+    elif failure.site is not None and failure.site.op not in MATRIX_PRODUCTS:
         for content in failure.site.content:
             for position in failure.site.position:
                 yield from _cut_short(facets, trace, failure, content, position)
