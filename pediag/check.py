@@ -258,7 +258,7 @@ def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: 
         raise TraceError(f"{seen.target.spec}: {tried} {_stopped(structural.failure, given=given)}")
     if target is None or target.failure is None or inspecting:
         return
-    if target.failure.abstract or not _EXPLAIN_STOPS <= {outcome.rule.code for outcome in report.outcomes}:
+    if target.failure.abstract or not {outcome.rule.code for outcome in report.outcomes} >= _EXPLAIN_STOPS:
         report.notes.append(f"the pass at {report.seq_len:,} tokens stopped: {_told(target.failure)}")
         return
     raise TraceError(
