@@ -82,7 +82,7 @@ class Noticer:
         self._seen[place] += 1
         identity = (*place, self._seen[place])
         scores = len(node.shape) >= 2 and node.shape[-1] in lengths
-        scores &= node.shape[-2] == self.lengths.batch or self.lengths.counts_tokens(node.shape[-2])
+        scores &= node.shape[-2] == self.lengths.batch or self.lengths.counts_tokens(*node.shape[-2:])
         # At the length asked for a width may equal the length; the structural pass has told which products are scores.
         if (identity in self.known_scores) if self.known_scores is not None else scores:
             self.scores.add(identity)

@@ -80,3 +80,17 @@ def plainly(name: str, tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, 
     if name == "view_as":
         return torch.ops.aten.view.default, (tensor, shape)
     return torch.ops.aten.reshape.default, (tensor, shape)
+
+
+def refilled(
+    name: str, like: torch.Tensor, bound: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The factory call that makes the same tensor as a ``*_like`` or ``new_*`` call."""
+    shape, options = tuple(like.shape), {"dtype": like.dtype}
+    if "zeros" in name:
+        return torch.ops.aten.zeros.default, (shape,), options
+    if "ones" in name:
+        return torch.ops.aten.ones.default, (shape,), options
+    if "full" in name:
+        return torch.ops.aten.full.default, (shape, bound[-1]), options
+    return torch.ops.aten.empty.memory_format, (shape,), options

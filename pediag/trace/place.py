@@ -40,9 +40,13 @@ class Lengths:
         """Sizes whose axes may carry positions, rightly (sequence) or wrongly (batch)."""
         return self.sequence | {self.batch}
 
-    def counts_tokens(self, size: int) -> bool:
-        """Whether an axis of this size runs over tokens, perhaps folded with heads that share their keys."""
-        return size in self.sequence or any(size % length == 0 for length in self.exact)
+    def counts_tokens(self, size: int, keys: int = 0) -> bool:
+        """Whether an axis of this size runs over tokens, perhaps folded with heads that share their keys.
+
+        ``keys`` is the size of the axis of keys beside it: a prefix makes it longer than the input.
+        """
+        folded = (*self.exact, keys) if keys in self.sequence else self.exact
+        return size in self.sequence or any(size % length == 0 for length in folded)
 
 
 @dataclass(slots=True)

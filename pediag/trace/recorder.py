@@ -25,6 +25,7 @@ from pediag.trace.operators import (
     Operator,
     describe,
     plainly,
+    refilled,
 )
 from pediag.trace.padding import PAD, compared, lengthen
 from pediag.trace.place import DependsOnContent, Lengths, Overrun, Place, Unsupported
@@ -369,7 +370,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             named = dict(named)
             named.pop("pin_memory", None)
             bound = tuple(item for item in bound[1:] if type(item) is not Node)
-            func, bound, named = _refill(operator.name, like, bound)
+            func, bound, named = refilled(operator.name, like, bound)
             operands = list(nodes_in(bound))
         provenance = max([node.provenance for node in operands], default=CONSTANT)
         if provenance is CONTENT and operator.name in COMPARISONS | {"isin"}:
@@ -500,17 +501,3 @@ class _Like:
 
 def _like(node: Node) -> Any:
     return _Like(node)
-
-
-def _refill(
-    name: str, like: torch.Tensor, bound: tuple[Any, ...]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The factory call that makes the same tensor as a ``*_like`` or ``new_*`` call."""
-    shape, options = tuple(like.shape), {"dtype": like.dtype}
-    if "zeros" in name:
-        return torch.ops.aten.zeros.default, (shape,), options
-    if "ones" in name:
-        return torch.ops.aten.ones.default, (shape,), options
-    if "full" in name:
-        return torch.ops.aten.full.default, (shape, bound[-1]), options
-    return torch.ops.aten.empty.memory_format, (shape,), options

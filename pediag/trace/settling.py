@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from typing import Any
 
@@ -20,6 +21,11 @@ CONTENT, POSITION, WEIGHT, CONSTANT = (
 ORDINARY_TOKEN = 7
 # Elements of the largest value that is computed only to see whether it moves.
 _EVALUATED_BELOW = 1 << 22
+_CARRIERS = (
+    frozenset(("slice", "select", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "expand", "permute"))
+    | frozenset(("transpose", "t", "alias", "detach", "clone", "_to_copy", "getitem", "split", "unbind", "cat"))
+    | frozenset(("roll", "constant_pad_nd", "lift_fresh"))
+)
 
 
 class Settler:
@@ -90,7 +96,14 @@ class Settler:
 
 
 def assume(name: str, operands: list[Node], bound: Any) -> bool | None:
-    """What a comparison of content with a constant says when no token is special."""
+    """What a comparison of content says when no token is special and all are of one document.
+
+    Document ids are compared among themselves, as ``a == b`` or as a difference with a number.
+    """
+    if name in ("eq", "ne") and _same_ids(bound[0], bound[1]):
+        return name == "eq"
+    if _is_step(bound[0]) and isinstance(bound[1], (int, float)):
+        return bool(getattr(operator, name)(0, bound[1]))
     if name in ("eq", "isin"):
         return False
     if name == "ne":
@@ -106,3 +119,26 @@ def assume(name: str, operands: list[Node], bound: Any) -> bool | None:
             "ge": right <= ORDINARY_TOKEN,
         }[name]
     )
+
+
+def _is_step(item: Any) -> bool:
+    """Whether a value is the difference of integers of one input with each other."""
+    return isinstance(item, Node) and item.op_name == "sub" and _same_ids(item.args[0], item.args[1])
+
+
+def _same_ids(left: Any, right: Any) -> bool:
+    """Whether two values hold integers of one and the same input, in places or an order of their own."""
+    pair = (left, right)
+    if not all(isinstance(item, Node) and item.provenance is CONTENT for item in pair):
+        return False
+    return not left.dtype.is_floating_point and _carried(left) is _carried(right)
+
+
+def _carried(node: Node) -> Node:
+    """The value whose entries a chain of views, joins with constants and copies hands on."""
+    while node.op_name in _CARRIERS:
+        content = {item for item in node.inputs() if item.provenance is CONTENT}
+        if len(content) != 1:
+            break
+        node = content.pop()
+    return node
