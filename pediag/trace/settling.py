@@ -22,9 +22,13 @@ ORDINARY_TOKEN = 7
 # Elements of the largest value that is computed only to see whether it moves.
 _EVALUATED_BELOW = 1 << 22
 _CARRIERS = (
-    frozenset(("slice", "select", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "expand", "permute"))
-    | frozenset(("transpose", "t", "alias", "detach", "clone", "_to_copy", "getitem", "split", "unbind", "cat"))
-    | frozenset(("roll", "constant_pad_nd", "lift_fresh"))
+    frozenset(
+        ("slice", "select", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "expand", "permute")
+    )
+    | frozenset(
+        ("transpose", "t", "alias", "detach", "clone", "_to_copy", "getitem", "split", "unbind", "cat")
+    )
+    | frozenset(("roll", "constant_pad_nd", "index", "index_select", "gather"))
 )
 
 

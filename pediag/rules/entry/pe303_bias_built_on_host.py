@@ -150,7 +150,9 @@ def _message(
 def _effect(group: list[Transfer], total: int, seq_len: int) -> str:
     axes = max(len(item.node.moving) for item in group)
     growth = "grow with the square of the length" if axes >= 2 else "grow with the length"
-    copies = f"a copy of {total:,} bytes" if len(group) == 1 else f"{len(group)} copies, {total:,} bytes in all,"
+    copies = (
+        f"a copy of {total:,} bytes" if len(group) == 1 else f"{len(group)} copies, {total:,} bytes in all,"
+    )
     return (
         f"On an accelerator each step waits for {copies} from pageable memory; the bytes "
         f"{growth}. On the host alone nothing is lost."
