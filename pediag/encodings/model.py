@@ -42,7 +42,8 @@ class Rotary(Encoding):
     """Rotation of q and k. Frequencies in radians per token, shape (r/2,), as the model computes them.
 
     ``phase`` is the recorded value whose cosine and sine are taken, when the program shows it; ``factor`` the
-    recorded frequencies that the positions are multiplied with.
+    recorded frequencies that the positions are multiplied with. Where ``even`` is False the angles are no multiples
+    of the place in the sequence, and the frequencies mere averages.
     """
 
     scheme: ClassVar[str] = "rotary"
@@ -52,6 +53,7 @@ class Rotary(Encoding):
     head_width: int
     pairing: str
     attention_factor: float = 1.0
+    even: bool = True
     applied_to: tuple[str, ...] = ()
     causal: bool | None = None
     offset: float = 0.0

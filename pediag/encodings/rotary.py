@@ -369,6 +369,7 @@ class _Finder:
             head_width=max(head, turned.width),
             pairing=turned.pairing,
             attention_factor=turned.amplitude,
+            even=turned.even,
             offset=turned.offset,
             node=position,
             phase=phase,

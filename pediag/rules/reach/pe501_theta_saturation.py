@@ -31,7 +31,7 @@ law: half of the published rotary models exceed m0, by up to 4.83 times for ordi
 above the smallest adequate one can fail again, so a base is judged by its own m0 only. A head with half of
 its pairs unrotated always passes. The smallest base is meant for plain, unscaled frequencies of the full
 rotary width; where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072
-tokens.
+tokens. Angles that are no multiples of the place in the text (rows and columns, times) are not judged.
 
 ## Fix
 
@@ -103,7 +103,12 @@ def check(facets: Facets) -> Iterator[Finding]:
     rotations = [encoding for encoding in facets.encodings if isinstance(encoding, Rotary)]
     if not rotations:
         raise NotApplicable("the model has no rotary encoding")
-    sound = [encoding for encoding in rotations if _sound(encoding.frequencies)]
+    even = [encoding for encoding in rotations if encoding.even]
+    if not even:
+        raise CouldNotCheck(
+            "the angles are no multiples of the place in the text, such as those of rows and columns"
+        )
+    sound = [encoding for encoding in even if _sound(encoding.frequencies)]
     if not sound:
         raise CouldNotCheck("the rotary frequencies are no frequencies of any formula; see PE201")
     for encoding in sound:

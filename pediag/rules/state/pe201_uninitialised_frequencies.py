@@ -161,7 +161,9 @@ class _Looked:
             return
         name = _name(encoding.table.leaf) if encoding.table is not None else ""
         bad = self._of_table(encoding.table.leaf) if encoding.table is not None else None
-        bad = bad or fault(encoding.frequencies, self.facets, trained=False)
+        if bad is None and encoding.even:
+            # Angles of rows and columns, or of times, are no multiples of the place in the text.
+            bad = fault(encoding.frequencies, self.facets, trained=False)
         if bad is not None:
             yield Suspect(
                 bad, encoding.frequencies.size, module, frame, name, encoding.id, modules, table=True
