@@ -274,7 +274,10 @@ def _stopped(failure: Failure, *, given: bool) -> str:
             f"needs the values of tokens or activations, which have none here: {_told(failure)}; "
             "check the part of the model that comes before or after that line"
         )
-    advice = "change its --input" if given else "give its inputs with --input 'name=dtype[B,N]'"
+    spec = "'name=dtype[B,N]'"
+    advice = (
+        "change its --input" if given else f"give its inputs with --input {spec} (in Python inputs=[{spec}])"
+    )
     return f"raised {_told(failure)}; {advice} or an example_inputs(seq_len) beside the model"
 
 

@@ -22,7 +22,9 @@ def test_caught_or_listed_as_not_yet_caught(path: Path) -> None:
         assert not_yet.split()[0] not in CODES, "the rule exists now: the file should say CAUGHT_BY"
         return
     report = pediag.check(f"{path}:model", seq_len=setting(path, "SEQ_LEN", 512))
-    assert [finding.severity for finding in report.findings if finding.code == caught_by] == ["error"], str(report)
+    assert [finding.severity for finding in report.findings if finding.code == caught_by] == ["error"], str(
+        report
+    )
     assert report.exit_code() == 1
 
 

@@ -102,7 +102,16 @@ def _whole(trace: Trace, term: Term) -> _Piece:
     where = token_axis(value, trace.lengths)
     if where is not None:
         return _Piece(term.node, arranged(value, where[0], trace.lengths.batch), read, where[1])
-    return _Piece(term.node, np.zeros((0, 0)), read, read.tokens if read else "sequence")
+    numbers = None if _may_move(trace, term) else np.zeros((0, 0))
+    return _Piece(term.node, numbers, read, read.tokens if read else "sequence")
+
+
+def _may_move(trace: Trace, term: Term) -> bool:
+    """Whether a value that stands still moves for other weights: a gate that starts at zero is trained open."""
+    try:
+        return token_axis(term.value(Evaluator(surrogates=True)), trace.lengths) is not None
+    except Unavailable:
+        return False
 
 
 def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
