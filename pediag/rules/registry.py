@@ -90,7 +90,7 @@ def _nearest(wanted: str) -> str:
 
 def _load(path: Path, package: str) -> Rule:
     """The rule a file declares, read from its source: the file is imported when the rule is first run."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    tree = ast.parse(_head(path.read_text(encoding="utf-8")), str(path))
     declared = [(node, call) for node in tree.body if (call := _declaration(node)) is not None]
     if len(declared) != 1:
         raise PediagError(f"{path.name} declares {len(declared)} rules; a rule file declares exactly one")
@@ -108,6 +108,16 @@ def _load(path: Path, package: str) -> Rule:
     module = f"{package}.{path.parent.name}.{path.stem}"
     page = ast.get_docstring(tree) or ""
     return described(page, str(path), _imported(module, function.name), **given)
+
+
+def _head(text: str) -> str:
+    """A rule file up to its one declared function, whose body is left out: most of the file need not be parsed."""
+    start = text.find("\n@rule(")
+    signature = text.find("\ndef ", start)
+    end = text.find(":\n", signature)
+    if text.count("\n@rule(") != 1 or -1 in (start, signature, end):
+        return text
+    return text[: end + 1] + " ...\n"
 
 
 def _declaration(node: ast.stmt) -> ast.Call | None:
