@@ -101,7 +101,7 @@ def _has_stored(node: Node) -> bool:
 
 def is_stored(node: Node) -> bool:
     """Whether a node is a parameter or buffer of the model."""
-    return node.op == "buffer" or (node.op == "leaf" and bool(node.names) and node.names != ["input"])
+    return node.op == "buffer" or (node.op == "leaf" and bool(node.names) and not node.given)
 
 
 def leaf_names(node: Node) -> list[str]:
@@ -368,7 +368,7 @@ def _kind_of_index(indices: list[Node]) -> str:
     if any(part.op_name == "cumsum" and part.args[0].provenance is Provenance.MASK for part in program):
         return "cumulative mask"
     integers = (part for part in program if not part.dtype.is_floating_point and part.shape)
-    if any(is_stored(part) or part.names == ["input"] for part in integers if part.op in ("leaf", "buffer")):
+    if any(is_stored(part) or part.given for part in integers if part.op in ("leaf", "buffer")):
         return "position-ids"
     return "lookup"
 

@@ -27,6 +27,10 @@ class Unavailable(Exception):
     """A value that cannot be computed without running the model; the message says why."""
 
 
+class Random(Unavailable):
+    """A value drawn at random, which is another in every pass."""
+
+
 @contextmanager
 def real_numbers() -> Iterator[None]:
     """Run torch for real, whatever modes are active around."""
@@ -67,7 +71,7 @@ class Evaluator:
         self.budget = budget
         self._kept: OrderedDict[Node, Any] = OrderedDict()
         self._kept_elements = 0
-        self._failed: dict[Node, str] = {}
+        self._failed: dict[Node, tuple[type[Unavailable], str]] = {}
         self._own = False
 
     def __call__(self, node: Node, given: Mapping[Node, torch.Tensor] | None = None) -> torch.Tensor:
@@ -87,14 +91,15 @@ class Evaluator:
 
     def _lookup(self, node: Node) -> Any:
         if node in self._failed:
-            raise Unavailable(self._failed[node])
+            kind, text = self._failed[node]
+            raise kind(text)
         if node in self._kept:
             self._kept.move_to_end(node)
             return self._kept[node]
         try:
             return self._run(node, {})
         except Unavailable as reason:
-            self._failed[node] = str(reason)
+            self._failed[node] = type(reason), str(reason)
             raise
 
     def _run(self, root: Node, given: Mapping[Node, torch.Tensor]) -> Any:
@@ -164,7 +169,7 @@ class Evaluator:
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         operator = describe(node.op)
         if operator.random:
-            raise Unavailable("a random number")
+            raise Random("a random number")
         if operator.name in UNINITIALISED and not self.surrogates:
             return torch.zeros(node.shape, dtype=self.lane.dtype(node.dtype))
         args = self._bind(node.args, values)
@@ -232,7 +237,7 @@ class Evaluator:
     def _mutate(self, node: Node, values: dict[Node, Any]) -> torch.Tensor:
         func, position, args = node.args
         if describe(func).random:
-            raise Unavailable("a random number")
+            raise Random("a random number")
         bound = list(self._bind(args, values))
         bound[position] = bound[position].clone()
         kwargs = {key: self._bind_one(item, values) for key, item in node.kwargs.items()}
@@ -244,7 +249,7 @@ class Evaluator:
     def _out(self, node: Node, values: dict[Node, Any]) -> torch.Tensor:
         func, name, dtypes, args = node.args
         if describe(func).random:
-            raise Unavailable("a random number")
+            raise Random("a random number")
         outs = {key: torch.empty(0, dtype=self.lane.dtype(dtype)) for key, dtype in dtypes}
         kwargs = {key: self._bind_one(item, values) for key, item in node.kwargs.items()}
         func(*self._bind(args, values), **kwargs, **outs)

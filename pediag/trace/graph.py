@@ -32,7 +32,8 @@ class Node:
     ``op`` is an ATen overload or one of the names of :mod:`pediag.trace.evaluate` (``leaf``, ``getitem``,
     ``mutate``, ``write``, ``out``, ``assume``, ``buffer``, ``attention``). ``moving`` holds the axes along which the
     value changes and whose size is a length of the trace. ``host`` says that the value was made on the host,
-    whatever the device of the model; ``stored`` that it is a parameter or buffer of the model.
+    whatever the device of the model; ``stored`` that it is a parameter or buffer of the
+    model, ``given`` that it is an input of its forward.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Node:
         "device",
         "dtype",
         "frame",
+        "given",
         "host",
         "index",
         "kwargs",
@@ -81,6 +83,7 @@ class Node:
         self.source: Callable[[], torch.Tensor] | None = None
         self.trainable = False
         self.stored = False
+        self.given = False
 
     @property
     def op_name(self) -> str:

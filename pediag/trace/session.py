@@ -322,7 +322,7 @@ class Session:
         with self.fake_mode:
             fake = torch.empty(shape, dtype=item.dtype)
         node, _ = recorder.graph.add("leaf", (), {}, _PROVENANCE[item.role], fake, share=False)
-        node.names = ["input"]
+        node.names, node.given = ["input"], True
         if item.role != "content":
             real = item.value if item.value is not None else _numbers(item, shape)
             node.source = lambda: real

@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from typing import Any
 
-from pediag.trace.evaluate import Evaluator, Unavailable
+from pediag.trace.evaluate import Evaluator, Random, Unavailable
 from pediag.trace.graph import Node, Provenance
 from pediag.trace.numbers import varies
 from pediag.trace.place import Lengths, Place
@@ -94,8 +94,10 @@ class Settler:
             return ()
         try:
             value = self.evaluator(node)
-        except Unavailable as reason:
-            return None if node.provenance is POSITION else () if "random" in str(reason) else tuple(axes)
+        except Random:
+            return None if node.provenance is POSITION else ()
+        except Unavailable:
+            return None if node.provenance is POSITION else tuple(axes)
         return tuple(axis for axis in axes if varies(value, axis))
 
 

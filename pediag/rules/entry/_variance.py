@@ -67,7 +67,7 @@ def tokens_of(content: Node) -> Tokens:
         if node.provenance is Provenance.CONTENT and _mixes(node):
             raise NotPure(f"it comes from {node.op_name.strip('_')} over other content")
     leaves = [node for node in parts if node.op == "leaf" and node.provenance is Provenance.CONTENT]
-    if any(node.dtype.is_floating_point or node.names != ["input"] for node in leaves):
+    if any(node.dtype.is_floating_point or not node.given for node in leaves):
         raise NotPure("it depends on real-valued inputs")
     lookups = [node for node in parts if _looks_up(node, leaves)]
     if not lookups:

@@ -211,7 +211,7 @@ def _source(position: Node, size: int) -> Node | None:
     stored = [
         node
         for node in ancestors(position)
-        if node.op in ("leaf", "buffer") and node.names and node.names != ["input"] and size in node.shape
+        if node.op in ("leaf", "buffer") and node.names and not node.given and size in node.shape
     ]
     return min(stored, key=lambda node: (node.dtype.is_floating_point, node.index), default=None)
 
