@@ -174,17 +174,41 @@ def _see(target: Target, options: Options, step: Progress) -> _Seen:
         seq_len=options.seq_len or 0, train_len=train_len, dtype=options.dtype, config=target.config
     )
     seen = _Seen(target, facets)
+    facets.tensors = target.tensors or None
     if target.config is None:
         facets.gaps["config"] = f"{NO_CONFIG}: the target declares nothing"
+    if not target.tensors:
+        facets.gaps["tensors"] = "the target stores no tensors"
+    session = None
     if target.module is None and target.build is None:
         facets.gaps["trace"] = target.reason_not_runnable or "the target holds no code to run"
-        facets.seq_len = facets.seq_len or _declared(target.config) or DEFAULT_LENGTH
-        return seen
-    session = _session(target, options, seen, step)
+    else:
+        session = _session(target, options, seen, step)
     if session is not None:
         _trace(session, options, seen, step)
+    _read(target, session, options, seen, step)
     facets.seq_len = facets.seq_len or _declared(target.config) or DEFAULT_LENGTH
     return seen
+
+
+def _read(target: Target, session: Session | None, options: Options, seen: _Seen, step: Progress) -> None:
+    """What stored tensors and the config tell by themselves; of a model that runs, only what it does not read."""
+    from pediag import encodings
+
+    facets = seen.facets
+    tensors = target.tensors
+    if session is not None:
+        read = session.read_from_storage
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in read}
+    if tensors:
+        step.step("reading stored tensors")
+    found = encodings.stored(tensors) if tensors else []
+    if session is not None:
+        facets.unread = found
+        return
+    declared = encodings.declared(target.config, options.seq_len) if target.config is not None else []
+    facets.encodings = encodings.together(found, declared)
+    facets.seq_len = facets.seq_len or _own_length(target.config, found) or 0
 
 
 def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> Session | None:

@@ -79,6 +79,9 @@ def rotary() -> SimpleNamespace:
     return SimpleNamespace(
         id="rope-1",
         scheme="rotary",
+        origin="trace",
+        doubt="",
+        leaves=["rope.inv_freq"],
         title="rotary, half pairing",
         parameters={"base": 500000.0, "width": 128, "inv_freq": [10000.0 ** (-i / 64) for i in range(64)]},
         modules=[f"model.layers.{layer}.self_attn" for layer in range(32)],

@@ -1,6 +1,8 @@
-"""Recognises what a position program is, from what it computes."""
+"""Recognises what a position program is, from what it computes. Importing this package imports no torch."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pediag.encodings.model import (
     Alibi,
@@ -9,6 +11,7 @@ from pediag.encodings.model import (
     Encoding,
     Learned,
     Mask,
+    PositionIds,
     RelativeTable,
     Rotary,
     Sinusoidal,
@@ -16,7 +19,12 @@ from pediag.encodings.model import (
     Unrecognised,
     encodes_position,
 )
-from pediag.encodings.recognise import recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pediag.targets import Config, LazyTensor
+    from pediag.trace import Trace
 
 __all__ = [
     "Alibi",
@@ -25,11 +33,44 @@ __all__ = [
     "Encoding",
     "Learned",
     "Mask",
+    "PositionIds",
     "RelativeTable",
     "Rotary",
     "Sinusoidal",
     "Table",
     "Unrecognised",
+    "declared",
     "encodes_position",
     "recognise",
+    "stored",
+    "together",
 ]
+
+
+def recognise(trace: Trace) -> list[Encoding]:
+    """Every encoding of a structural trace, masks included, equal layers joined, in order."""
+    from pediag.encodings.from_trace import read
+
+    return read(trace)
+
+
+def stored(tensors: Mapping[str, LazyTensor]) -> list[Encoding]:
+    """What stored tensors are, told by their values; only those that may hold positions are read."""
+    from pediag.encodings.from_tensors import read
+
+    return read(tensors)
+
+
+def declared(config: Config, seq_len: int | None = None) -> list[Encoding]:
+    """What a configuration declares, by its keys, at ``seq_len`` tokens. Needs no torch."""
+    from pediag.encodings.from_config import read
+
+    return read(config, seq_len)
+
+
+def together(found: list[Encoding], said: list[Encoding]) -> list[Encoding]:
+    """Stored and declared encodings in one list; a declared one that the stored numbers agree with is left out."""
+    from pediag.encodings.from_config import agrees
+
+    kept = [one for one in said if not any(agrees(one, other) for other in found)]
+    return [*found, *kept]

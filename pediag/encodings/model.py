@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pediag.trace import Node, Site
 
 Floats = NDArray[np.float64]
+Origin = Literal["trace", "tensors", "config"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +22,9 @@ class Encoding:
 
     ``modules`` are the paths of the modules where it enters, ``sites`` the joins themselves. ``node`` is the
     position-side value that enters at the first. ``leaves`` names the parameters and buffers it reads.
+
+    ``origin`` says what it was read off: the running model, tensors stored in a file, or the declaration alone; only
+    the first has sites. Where ``doubt`` is not empty it says why a tensor may be something else.
     """
 
     scheme: ClassVar[str] = "unrecognised"
@@ -35,6 +39,8 @@ class Encoding:
     sites: list[Site] = field(default_factory=list)
     node: Node | None = None
     leaves: list[str] = field(default_factory=list)
+    origin: Origin = "trace"
+    doubt: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,6 +159,15 @@ class Mask(Encoding):
 
 
 @dataclass(slots=True, kw_only=True)
+class PositionIds(Encoding):
+    """A stored buffer of position ids 0 .. n-1. Not an encoding, but its length is a limit."""
+
+    scheme: ClassVar[str] = "position-ids"
+
+    table: Table
+
+
+@dataclass(slots=True, kw_only=True)
 class Unrecognised(Encoding):
     """A position signal that is none of the known schemes, with the kind of its site."""
 
@@ -162,5 +177,5 @@ class Unrecognised(Encoding):
 
 
 def encodes_position(encodings: Sequence[Encoding]) -> list[Encoding]:
-    """Those that are position encodings, masks left out."""
-    return [encoding for encoding in encodings if not isinstance(encoding, Mask)]
+    """Those that are position encodings, masks and buffers of ids left out."""
+    return [encoding for encoding in encodings if not isinstance(encoding, (Mask, PositionIds))]

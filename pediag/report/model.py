@@ -15,6 +15,8 @@ Verdict = Literal["pass", "fail", "nothing-checked"]
 
 FAIL_ON: tuple[FailOn, ...] = (*SEVERITIES, "never")
 CLEAN, FINDINGS, NOTHING_CHECKED = 0, 1, 3
+NO_ENCODINGS = ("mask", "position-ids")
+"""Schemes that are listed but tell no position by themselves."""
 
 
 class FindingsError(AssertionError):
@@ -30,7 +32,7 @@ class Recognised(Protocol):
 
     @property
     def scheme(self) -> str:
-        """The scheme, such as ``rotary``; ``mask`` is listed but is no encoding."""
+        """The scheme, such as ``rotary``; see also ``NO_ENCODINGS``."""
 
     @property
     def title(self) -> str:
@@ -55,6 +57,18 @@ class Recognised(Protocol):
     @property
     def source_line(self) -> int | None:
         """The line in that file, from 1."""
+
+    @property
+    def origin(self) -> str:
+        """What it was read off: ``trace``, ``tensors`` or ``config``."""
+
+    @property
+    def doubt(self) -> str:
+        """Why it may be something else, or empty."""
+
+    @property
+    def leaves(self) -> Sequence[str]:
+        """The parameters and buffers that hold it."""
 
     @property
     def sites(self) -> Sequence[Joined]:
@@ -106,8 +120,8 @@ class Report:
 
     @property
     def has_encoding(self) -> bool:
-        """Whether anything but a mask was recognised."""
-        return any(encoding.scheme != "mask" for encoding in self.encodings)
+        """Whether anything but a mask or a buffer of ids was recognised."""
+        return any(encoding.scheme not in NO_ENCODINGS for encoding in self.encodings)
 
     @property
     def nothing_checked(self) -> str:

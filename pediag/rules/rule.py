@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,7 @@ from pediag.rules.finding import Finding, Severity
 
 if TYPE_CHECKING:
     from pediag.encodings import Encoding
+    from pediag.targets import LazyTensor
     from pediag.trace import Trace
 
 Facet = Literal["config", "tensors", "trace", "steps", "attention"]
@@ -31,6 +32,9 @@ class Facets:
 
     ``structural`` is the trace at a short prime length, where no two axes share a size; ``target`` the
     trace at ``seq_len`` tokens. ``gaps`` says, per missing facet, why it is missing.
+
+    ``encodings`` are those of the running model; where nothing can be run, those that stored tensors and the config
+    tell of (see ``Encoding.origin``). ``unread`` are encodings in stored tensors that the running model does not use.
     """
 
     seq_len: int
@@ -39,7 +43,9 @@ class Facets:
     config: Any = None
     structural: Trace | None = None
     target: Trace | None = None
+    tensors: Mapping[str, LazyTensor] | None = None
     encodings: list[Encoding] = field(default_factory=list)
+    unread: list[Encoding] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +54,10 @@ Check = Callable[[Facets], Iterator[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One entry of the catalogue, as ``pediag rules`` and ``pediag explain`` show it."""
+    """One entry of the catalogue, as ``pediag rules`` and ``pediag explain`` show it.
+
+    ``needs`` are the facets it reads; where one is missing, any of ``instead`` lets it judge a part.
+    """
 
     code: str
     name: str
@@ -60,6 +69,13 @@ class Rule:
     page: str
     check: Check
     source: str
+    instead: tuple[Facet, ...] = ()
+
+    def __reduce__(self) -> tuple[Callable[[str], Rule], tuple[str]]:
+        """A rule goes to another process by its code."""
+        from pediag.rules.registry import find
+
+        return find, (self.code,)
 
 
 def rule(
@@ -69,6 +85,7 @@ def rule(
     severity: Severity,
     basis: Basis,
     needs: tuple[Facet, ...],
+    instead: tuple[Facet, ...] = (),
     references: tuple[str, ...] = (),
 ) -> Callable[[Check], Rule]:
     """Declare the decorated function a rule; its module's docstring is the rule's page."""
@@ -85,6 +102,7 @@ def rule(
             severity=severity,
             basis=basis,
             needs=needs,
+            instead=instead,
             references=references,
         )
 
@@ -101,6 +119,7 @@ def described(
     severity: Severity,
     basis: Basis,
     needs: tuple[Facet, ...],
+    instead: tuple[Facet, ...] = (),
     references: tuple[str, ...] = (),
 ) -> Rule:
     """The rule whose page, source file and facts are given; the first line of the page is its summary."""
@@ -115,4 +134,5 @@ def described(
         page=page,
         check=check,
         source=source,
+        instead=instead,
     )

@@ -34,10 +34,14 @@ def run(rules: Iterable[Rule], facets: Facets) -> list[Outcome]:
 
 
 def _run_one(rule: Rule, facets: Facets) -> Outcome:
-    for need in rule.needs:
-        if not _has(facets, need):
-            return _missing(rule, need, facets.gaps.get(need, ""))
-    return _judge(rule, facets)
+    missing = next((need for need in rule.needs if not _has(facets, need)), None)
+    if missing is None:
+        return _judge(rule, facets)
+    outcome = _missing(rule, missing, facets.gaps.get(missing, ""))
+    if not any(_has(facets, other) for other in rule.instead):
+        return outcome
+    judged = _judge(rule, facets)
+    return outcome if judged.status == "not-applicable" else judged
 
 
 def _has(facets: Facets, need: Facet) -> bool:

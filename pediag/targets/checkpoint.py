@@ -20,6 +20,7 @@ from pediag.targets._paths import digest, first_bytes, one_line, shortened
 from pediag.targets._usercode import importing_from, told_as_theirs
 from pediag.targets.config import Config, looks_like_config
 from pediag.targets.live import live_target
+from pediag.targets.pretrained import with_config
 from pediag.targets.target import LazyTensor, Target
 
 PICKLE_LIMIT = 512 * 2**20
@@ -48,12 +49,12 @@ def open_checkpoint(spec: str, path: Path, *, config: Config | None = None, trus
         target = live_target(module, spec=spec, loader="torch.load (whole module, trusted)", config=config)
         target.notes[:0] = notes
         target.sha256 = digest(path)
-        return target
+        return with_config(target, config)
     loader = "torch.load (trusted)" if notes else "torch.load (weights only)"
     tensors = tensors_of(held)
     if not tensors:
         raise LoadError(f"{spec}: holds {_contents(held)}; a state dict (name -> tensor) is needed")
-    return Target(
+    target = Target(
         spec=spec,
         loader=loader,
         sha256=digest(path),
@@ -62,6 +63,7 @@ def open_checkpoint(spec: str, path: Path, *, config: Config | None = None, trus
         notes=notes,
         reason_not_runnable="a state dict has numbers but no code: name the model's factory as file.py:name",
     )
+    return with_config(target, config)
 
 
 def load_pickle(spec: str, path: Path, *, trust: bool = False) -> tuple[Any, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pediag.errors import LoadError
 from pediag.targets._paths import digest, first_bytes, shortened
 from pediag.targets.config import Config
-from pediag.targets.pretrained import add_recipe
+from pediag.targets.pretrained import add_recipe, with_config
 from pediag.targets.safetensors import index_files, read_index, read_safetensors
 from pediag.targets.target import LazyTensor, Target
 
@@ -37,7 +37,7 @@ def open_directory(spec: str, path: Path, *, config: Config | None = None, trust
     return target
 
 
-def open_json(spec: str, path: Path, *, config: Config | None = None) -> Target:
+def open_json(spec: str, path: Path, *, config: Config | None = None, trust: bool = False) -> Target:
     """A ``config.json`` alone, or the index of a sharded checkpoint."""
     first_bytes(path, spec)
     declared = Config.from_file(path)
@@ -53,7 +53,7 @@ def open_json(spec: str, path: Path, *, config: Config | None = None) -> Target:
     return target
 
 
-def open_safetensors(spec: str, path: Path, *, config: Config | None = None) -> Target:
+def open_safetensors(spec: str, path: Path, *, config: Config | None = None, trust: bool = False) -> Target:
     """One ``.safetensors`` file: tensors only, and a recipe where the user adds a config."""
     tensors = read_safetensors(spec, path)
     notes = []
@@ -63,19 +63,6 @@ def open_safetensors(spec: str, path: Path, *, config: Config | None = None) -> 
         spec, "safetensors", digest(path), tensors=tensors, notes=notes, reason_not_runnable=TENSORS_ONLY
     )
     return with_config(target, config)
-
-
-def with_config(target: Target, config: Config | None) -> Target:
-    """``target`` with the user's config in place of its own; tensors alone get a recipe from it."""
-    if config is None:
-        return target
-    target.config = config
-    if target.module is None and target.build is None and target.tensors:
-        loader, reason = target.loader, target.reason_not_runnable
-        add_recipe(target)
-        target.loader = f"{loader}; {target.loader}" if target.build else loader
-        target.reason_not_runnable = "" if target.build else target.reason_not_runnable or reason
-    return target
 
 
 def _stored(path: Path, *, trust: bool) -> tuple[Tensors, list[str]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pediag.errors import LoadError
 from pediag.targets._paths import first_bytes, nearest, no_such_file
@@ -14,11 +15,25 @@ from pediag.targets.target import Target
 if TYPE_CHECKING:
     from torch import nn
 
-PICKLES = (".pt", ".pth", ".bin", ".ckpt")
-KNOWN = (".py", *PICKLES, ".safetensors", ".json")
-NOT_YET = {
-    ".pt2": "an exported program",
-    ".gguf": "a GGUF file",
+
+class Opener(Protocol):
+    """What opens one kind of file. Raises LoadError with one line that says what to do."""
+
+    def __call__(self, spec: str, path: Path, *, config: Config | None, trust: bool) -> Target:
+        """Open the file ``path``, which the user named ``spec``."""
+
+
+OPENERS = {
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), ("checkpoint", "open_checkpoint")),
+    ".pt2": ("exported", "open_exported"),
+    ".safetensors": ("directory", "open_safetensors"),
+    ".json": ("directory", "open_json"),
+    ".gguf": ("gguf", "open_gguf"),
+}
+"""Suffix -> module and function that open such a file; the module is imported when one is named."""
+
+KNOWN = (".py", *OPENERS)
+NOT_READ = {
     ".onnx": "an ONNX graph",
     ".h5": "an HDF5 file",
     ".ipynb": "a notebook",
@@ -71,32 +86,28 @@ def _exists(spec: str, path: Path) -> bool:
 
 
 def _open_path(spec: str, path: Path, config: Config | None, trust: bool) -> Target:
-    from pediag.targets.directory import open_directory, open_json, open_safetensors, with_config
-
     if path.is_dir():
+        from pediag.targets.directory import open_directory
+
         return open_directory(spec, path, config=config, trust=trust)
     if not path.is_file():
         raise LoadError(f"{spec}: neither a file nor a directory")
     suffix = path.suffix.lower()
-    if suffix == ".json":
-        return open_json(spec, path, config=config)
-    if suffix == ".safetensors":
-        return open_safetensors(spec, path, config=config)
     if suffix == ".py":
         from pediag.targets._spec import refuse_unnamed
 
         raise refuse_unnamed(spec, path)
-    if suffix not in PICKLES:
+    if suffix not in OPENERS:
         raise _unknown_kind(spec, path, suffix)
-    from pediag.targets.checkpoint import open_checkpoint
-
-    return with_config(open_checkpoint(spec, path, config=config, trust=trust), config)
+    module, function = OPENERS[suffix]
+    opener: Opener = getattr(importlib.import_module(f"pediag.targets.{module}"), function)
+    return opener(spec, path, config=config, trust=trust)
 
 
 def _unknown_kind(spec: str, path: Path, suffix: str) -> LoadError:
     first_bytes(path, spec)
-    if suffix in NOT_YET:
-        return LoadError(f"{spec}: {NOT_YET[suffix]} is not read: give the Python model as file.py:name")
+    if suffix in NOT_READ:
+        return LoadError(f"{spec}: {NOT_READ[suffix]} is not read: give the Python model as file.py:name")
     near = nearest(suffix, KNOWN, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     kind = f"unknown extension {suffix}{hint}" if suffix else "a file without extension"

@@ -57,6 +57,19 @@ def add_recipe(target: Target) -> None:
         target.build = build_recipe(target, None)
 
 
+def with_config(target: Target, config: Config | None) -> Target:
+    """``target`` with the user's config in place of its own; tensors alone get a recipe from it."""
+    if config is None:
+        return target
+    target.config = config
+    if target.module is None and target.build is None and target.tensors:
+        loader, reason = target.loader, target.reason_not_runnable
+        add_recipe(target)
+        target.loader = f"{loader}; {target.loader}" if target.build else loader
+        target.reason_not_runnable = "" if target.build else target.reason_not_runnable or reason
+    return target
+
+
 def build_recipe(target: Target, ready: Any | None) -> Callable[[], nn.Module]:
     """A recipe that builds the model of ``ready``, a transformers config, or of ``target.config`` when None.
 

@@ -91,6 +91,7 @@ class Session:
         self.leaves: dict[str, Node] = {}
         self.fakes: dict[str, torch.Tensor] = {}
         self.abstract = target.module is None
+        self.read_from_storage: set[str] = set()
         self._built = Graph()
         self.model = target.module if target.module is not None else self._build()
         self._make_leaves()
@@ -160,6 +161,7 @@ class Session:
         stored = tensor_for(self.target, name)
         made = holder.node_of(tensor)
         if stored is not None and stored.shape == tuple(tensor.shape):
+            self.read_from_storage.add(stored.name)
             node = holder.leaf(tensor, Provenance.WEIGHT)
             node.source = stored.load
         elif _deterministic(made):

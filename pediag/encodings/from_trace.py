@@ -13,7 +13,7 @@ _UNREMARKABLE = frozenset(("lookup",))
 _KIND_NAMES = {"rotary": "elementwise product"}
 
 
-def recognise(trace: Trace) -> list[Encoding]:
+def read(trace: Trace) -> list[Encoding]:
     """Every encoding of a structural trace, masks included, equal layers joined, in order."""
     claimed: set[int] = set()
     found: list[Encoding] = []
