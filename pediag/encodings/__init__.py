@@ -14,6 +14,7 @@ from pediag.encodings.model import (
     PositionIds,
     RelativeTable,
     Rotary,
+    Seen,
     Sinusoidal,
     Table,
     Unrecognised,
@@ -36,6 +37,7 @@ __all__ = [
     "PositionIds",
     "RelativeTable",
     "Rotary",
+    "Seen",
     "Sinusoidal",
     "Table",
     "Unrecognised",
@@ -69,8 +71,7 @@ def declared(config: Config, seq_len: int | None = None) -> list[Encoding]:
 
 
 def together(found: list[Encoding], said: list[Encoding]) -> list[Encoding]:
-    """Stored and declared encodings in one list; a declared one that the stored numbers agree with is left out."""
-    from pediag.encodings.from_config import agrees
+    """Stored and declared encodings in one list; one that both tell of is listed once, with what each knows."""
+    from pediag.encodings.from_config import joined
 
-    kept = [one for one in said if not any(agrees(one, other) for other in found)]
-    return [*found, *kept]
+    return joined(found, said)

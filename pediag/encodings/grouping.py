@@ -29,29 +29,37 @@ def merge(encodings: Iterable[Encoding]) -> list[Encoding]:
             if isinstance(known, Rotary) and isinstance(encoding, Rotary):
                 known.applied_to = tuple(sorted({*known.applied_to, *encoding.applied_to}, key="qkv".index))
     ordered = sorted(merged.values(), key=_first_site)
-    counts: dict[str, int] = {}
+    number(ordered)
     for encoding in ordered:
-        prefix = _PREFIXES.get(encoding.scheme, encoding.scheme)
-        counts[prefix] = counts.get(prefix, 0) + 1
-        encoding.id = f"{prefix}-{counts[prefix]}"
         encoding.modules = list(dict.fromkeys([*encoding.modules, *(site.module for site in encoding.sites)]))
         encoding.layers = layers(encoding.modules)
         if isinstance(encoding, (Rotary, Sinusoidal)) and encoding.table is not None:
             encoding.parameters["rows"] = encoding.table.rows
         if isinstance(encoding, Rotary):
             encoding.parameters["applied_to"] = list(encoding.applied_to)
-            encoding.title = _rotary_title(encoding)
+            encoding.title = rotary_title(encoding)
     return ordered
 
 
-def _rotary_title(encoding: Rotary) -> str:
+def number(encodings: Iterable[Encoding]) -> None:
+    """Give each encoding its name within the report, such as ``rope-1``."""
+    counts: dict[str, int] = {}
+    for encoding in encodings:
+        prefix = _PREFIXES.get(encoding.scheme, encoding.scheme)
+        counts[prefix] = counts.get(prefix, 0) + 1
+        encoding.id = f"{prefix}-{counts[prefix]}"
+
+
+def rotary_title(encoding: Rotary) -> str:
     """Such as "rotary, base 500000, llama3 scaling, width 128 of 128, half pairing, on q and k"."""
     parameters = encoding.parameters
     base, kind = parameters["base"], parameters["scaling"]["rope_type"]
     parts = ["rotary", f"base {base:.10g}" if base else "no base fits"]
     if kind != "default":
         parts.append(f"{kind} scaling")
-    parts += [f"width {encoding.width} of {encoding.head_width}", f"{encoding.pairing} pairing"]
+    parts.append(f"width {encoding.width}" + (f" of {encoding.head_width}" if encoding.head_width else ""))
+    if encoding.pairing:
+        parts.append(f"{encoding.pairing} pairing")
     if encoding.applied_to:
         parts.append(f"on {' and '.join(encoding.applied_to)}")
     return ", ".join(parts)

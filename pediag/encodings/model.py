@@ -43,13 +43,26 @@ class Encoding:
     doubt: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a config says of the attentions that a rotation serves.
+
+    ``window`` is the span in tokens that each token sees, None when it sees all; ``causal`` that only the past is
+    seen; either is said only where the declaration leaves no other reading.
+    """
+
+    window: int | None = None
+    causal: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class Rotary(Encoding):
     """Rotation of q and k. Frequencies in radians per token, shape (r/2,), as the model computes them.
 
     ``phase`` is the recorded value whose cosine and sine are taken, when the program shows it; ``factor`` the
     recorded frequencies that the positions are multiplied with. Where ``even`` is False the angles are no multiples
-    of the place in the sequence, and the frequencies mere averages.
+    of the place in the sequence, and the frequencies mere averages. ``pairing`` is empty and ``head_width`` 0 where
+    nothing that was read tells them. ``seen`` is what the config says of its attentions, for one that was not traced.
     """
 
     scheme: ClassVar[str] = "rotary"
@@ -67,6 +80,7 @@ class Rotary(Encoding):
     factor: Node | None = None
     table: Table | None = None
     precision: float = 0.0
+    seen: Seen | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,11 +110,11 @@ class Sinusoidal(Encoding):
 
 @dataclass(slots=True, kw_only=True)
 class Learned(Encoding):
-    """A trained table, one row a position, added to content."""
+    """A trained table, one row a position, added to content. ``table`` is None where a config only declares it."""
 
     scheme: ClassVar[str] = "learned"
 
-    table: Table
+    table: Table | None
     width: int
 
 
@@ -119,12 +133,15 @@ class Alibi(Encoding):
 
 @dataclass(slots=True, kw_only=True)
 class Bucketed(Encoding):
-    """A learned bias looked up by a bucket of the distance; ``buckets`` maps key minus query to bucket."""
+    """A learned bias looked up by a bucket of the distance; ``buckets`` maps key minus query to bucket.
+
+    ``table`` is None where a config only declares it.
+    """
 
     scheme: ClassVar[str] = "t5-buckets"
 
     buckets: dict[int, int]
-    table: Table
+    table: Table | None
 
 
 @dataclass(slots=True, kw_only=True)

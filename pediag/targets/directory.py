@@ -47,10 +47,14 @@ def open_json(spec: str, path: Path, *, config: Config | None = None, trust: boo
             spec, "safetensors index", tensors=tensors, notes=notes, reason_not_runnable=TENSORS_ONLY
         )
         return with_config(target, config)
-    target = Target(spec=spec, loader="config.json", config=declared, sha256=digest(path))
-    add_recipe(target)
-    target.config = config or target.config
-    return target
+    return Target(
+        spec=spec,
+        loader="config alone",
+        config=config or declared,
+        sha256=digest(path),
+        reason_not_runnable=f"a config alone is judged by what it declares: name its folder, {path.parent}, "
+        "to build the model and run it",
+    )
 
 
 def open_safetensors(spec: str, path: Path, *, config: Config | None = None, trust: bool = False) -> Target:

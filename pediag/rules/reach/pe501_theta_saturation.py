@@ -31,7 +31,8 @@ law: half of the published rotary models exceed m0, by up to 4.83 times for ordi
 above the smallest adequate one can fail again, so a base is judged by its own m0 only. A head with half of
 its pairs unrotated always passes. The smallest base is meant for plain, unscaled frequencies of the full
 rotary width; where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072
-tokens. Angles that are no multiples of the place in the text (rows and columns, times) are not judged.
+tokens. Angles that are no multiples of the place in the text (rows and columns, times) are not judged. From a config
+alone the declared frequencies are judged; a warning then needs a class that is causal by its name and no window.
 
 ## Fix
 
@@ -59,6 +60,7 @@ from pediag.rules._angles import LARGEST
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.reach._attention import Span, span
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.theory._adequate import listed
 from pediag.theory.frequencies import inverse_frequencies, periods
 from pediag.theory.reach import first_negative, smallest_adequate_base
 
@@ -72,6 +74,9 @@ WARN_AT = 5.0
 
 LONGEST_SEARCHED = 131_072
 """Tokens, at width 128, up to which the smallest adequate base is searched for: it takes a few seconds."""
+
+SHORTEST_LISTED = 4097
+"""Tokens from which a listed base is taken where there is one; below, searching takes a moment."""
 
 LONGEST_SCANNED = 1 << 24
 """Distances that are scanned: beyond it float32 does not hold whole positions."""
@@ -94,6 +99,7 @@ class Reach:
     severity="warning",
     basis="published result",
     needs=("trace",),
+    instead=("config",),
     references=("Men et al. 2405.14591", "Su, kexue.fm/archives/10122", "Liu et al. 2310.05209"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
@@ -111,8 +117,10 @@ def check(facets: Facets) -> Iterator[Finding]:
     sound = [encoding for encoding in even if _sound(encoding.frequencies)]
     if not sound:
         raise CouldNotCheck("the rotary frequencies are no frequencies of any formula; see PE201")
-    for encoding in sound:
-        seen = span(facets, encoding)
+    placed = [(encoding, _span(facets, encoding)) for encoding in sound]
+    if all(item is None and encoding.origin != "trace" for encoding, item in placed):
+        raise CouldNotCheck("no config says how wide the heads are and what attention sees")
+    for encoding, seen in placed:
         if seen is None:
             continue
         w = effective_frequencies(facets, encoding)
@@ -122,6 +130,16 @@ def check(facets: Facets) -> Iterator[Finding]:
             yield _saturated(facets, encoding, limited, found)
         elif found.unseen:
             yield _untrained(facets, encoding, limited, found)
+
+
+def _span(facets: Facets, encoding: Rotary) -> Span | None:
+    """The widest span of its attentions: as the trace shows it, else as the config declares it."""
+    if encoding.origin == "trace":
+        return span(facets, encoding)
+    said = encoding.seen
+    if said is None or not encoding.head_width:
+        return None
+    return Span(min(facets.seq_len, said.window or facets.seq_len), said.causal)
 
 
 def reach(w: NDArray[np.float64], unrotated_pairs: int, length: int, trained: int | None) -> Reach:
@@ -149,7 +167,7 @@ def effective_frequencies(facets: Facets, encoding: Rotary) -> NDArray[np.float6
     """
     from pediag.rules._angles import at_length
 
-    return at_length(facets, encoding)
+    return at_length(facets, encoding) if encoding.origin == "trace" else encoding.frequencies
 
 
 def _sound(w: NDArray[np.float64]) -> bool:
@@ -228,11 +246,19 @@ def adequate_base(width: int, length: int, least: float = 0.0) -> str:
 
     Rounded up to a number that is adequate too: between adequate bases lie others that fail.
     """
+    if length >= SHORTEST_LISTED and (known := listed(width, length, least)) is not None:
+        more = f" (adequate to {known[1]:,})" if known[1] > length else ""
+        return _rounded_up(known[0], width, known[1]) + more
     if length * width > LONGEST_SEARCHED * FIT_WIDTH:
         return f"about {FIT * length**FIT_POWER:.2g} (published fit for width 128)"
     base = smallest_adequate_base(width, max(length, 2), least)
     if base is None:
         return "1e12 or more: no practical base reaches this length at this width"
+    return _rounded_up(base, width, length)
+
+
+def _rounded_up(base: float, width: int, length: int) -> str:
+    """The next number of four digits that is adequate too."""
     step = 10.0 ** (math.floor(math.log10(base)) - 3)
     rounded = math.ceil(base / step) * step
     while first_negative(inverse_frequencies(rounded, width), length) is not None:
