@@ -217,7 +217,7 @@ def _rotary(config: Config, values: Values, declared: _Declared, seq_len: int | 
         pairing="",
         seen=_seen(config, values, declared.kind),
         origin="config",
-        parameters={"base": declared.base, "scaling": scaling, "width": whole, "head_width": head},
+        parameters={"base": declared.base, "scaling": scaling, "rotary_width": whole, "head_width": head},
         layers=declared.kind.replace("_", " ").replace("attention", "attention layers"),
         source_file=config.source,
         source_line=config.line_of(declared.path),
@@ -319,7 +319,7 @@ def _bucketed(config: Config, path: str, values: Values) -> Iterator[Bucketed]:
             buckets={},
             table=None,
             title=f"T5 buckets, {buckets} up to distance {distance or 128}",
-            parameters={"buckets": buckets, "max_distance": distance or None},
+            parameters={"num_buckets": buckets, "max_distance": distance or None},
             **_source(config, path, "relative_attention_num_buckets"),
         )
 

@@ -82,7 +82,7 @@ def test_the_dtype_of_the_config_is_used(tmp_path: Path, dtype: str | None) -> N
     values = {**SMALL, "model_type": "llama", "architectures": ["LlamaModel"], "dtype": dtype}
     (tmp_path / "config.json").write_text(json.dumps(values))
     default = torch.get_default_dtype()
-    model = built(open_target(tmp_path / "config.json"))
+    model = built(open_target(tmp_path))
     assert next(model.parameters()).dtype == getattr(torch, dtype or "float32")
     assert torch.get_default_dtype() == default
 
@@ -139,7 +139,7 @@ def test_a_sharded_folder(llama: Path) -> None:
 )
 def test_which_class_is_built(tmp_path: Path, values: dict[str, Any], name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert type(built(open_target(tmp_path / "config.json"))).__name__ == name
+    assert type(built(open_target(tmp_path))).__name__ == name
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_which_class_is_built(tmp_path: Path, values: dict[str, Any], name: str)
 )
 def test_configs_that_cannot_be_built(tmp_path: Path, values: dict[str, Any], says: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
-    target = open_target(tmp_path / "config.json")
+    target = open_target(tmp_path)
     assert target.config is not None
     with pytest.raises(LoadError) as caught:
         built(target)
@@ -179,7 +179,7 @@ def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
 
 def test_a_config_of_no_known_kind_is_still_a_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"rope_theta": 1e4}')
-    target = open_target(tmp_path / "config.json")
+    target = open_target(tmp_path)
     assert target.build is None
     assert "names no model_type" in target.reason_not_runnable
 

@@ -1,0 +1,284 @@
+"""Declarations: the frequencies that transformers itself builds from them, published configs, and what is not read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pediag
+from pediag.encodings import Alibi, Bucketed, Learned, Rotary, Seen, declared
+from pediag.targets import Config
+
+MODELS = json.loads((Path(__file__).parents[1] / "data" / "model_configs.json").read_text())
+HERE = {"hidden_size": 512, "num_attention_heads": 8}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def rotations(values: dict[str, Any], seq_len: int | None = None) -> list[Rotary]:
+    return [one for one in declared(Config(values), seq_len) if isinstance(one, Rotary)]
+
+
+def only(values: dict[str, Any], seq_len: int | None = None) -> Rotary:
+    (rotary,) = rotations(values, seq_len)
+    return rotary
+
+
+def plain(base: float, width: int) -> Any:
+    return np.array([base ** (-2 * i / width) for i in range(width // 2)])
+
+
+@pytest.mark.parametrize(
+    ("values", "base", "width", "head"),
+    [
+        ({**HERE, "rope_theta": 5e5}, 5e5, 64, 64),
+        ({**HERE, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5, 64, 64),
+        ({**HERE, "rope_theta": 1e4, "rope_scaling": None}, 1e4, 64, 64),
+        ({**HERE, "head_dim": 128, "rope_theta": 1e6}, 1e6, 128, 128),
+        ({**HERE, "head_dim": None, "rope_theta": 1e6}, 1e6, 64, 64),
+        ({**HERE, "rotary_emb_base": 10000, "rotary_pct": 0.25}, 1e4, 16, 64),
+        ({"n_embd": 4096, "n_head": 16, "rotary_dim": 64, "rope_theta": 1e4}, 1e4, 64, 256),
+        ({**HERE, "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 1e4, 32, 64),
+        ({**HERE, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, 1e4, 32, 64),
+        ({**HERE, "rope_theta": 1e4, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}, 1e4, 64, 192),
+        ({**HERE, "rope_ratio": 50, "original_rope": True}, 5e5, 32, 64),
+        ({"dim": 4096, "n_heads": 32, "rope_theta": 5e5}, 5e5, 128, 128),
+    ],
+)
+def test_spellings_of_base_and_width(values: dict[str, Any], base: float, width: int, head: int) -> None:
+    rotary = only(values)
+    assert (rotary.width, rotary.head_width, rotary.origin) == (width, head, "config")
+    np.testing.assert_allclose(rotary.frequencies, plain(base, width), rtol=1e-12)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_linear_scaling_in_both_spellings(key: str) -> None:
+    scaling = (
+        {"type": "linear", "factor": 4.0} if key == "rope_scaling" else {"rope_type": "linear", "factor": 4.0}
+    )
+    inside = {"rope_theta": 1e4} if key == "rope_parameters" else {}
+    outside = {} if inside else {"rope_theta": 1e4}
+    rotary = only({**HERE, **outside, key: {**scaling, **inside}})
+    np.testing.assert_allclose(rotary.frequencies, plain(1e4, 64) / 4, rtol=1e-12)
+    assert rotary.parameters["scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_layers_of_two_types() -> None:
+    nested = {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    }
+    new = rotations({**HERE, "rope_parameters": nested, "sliding_window": 512})
+    old = rotations(
+        {
+            **HERE,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window": 512,
+        }
+    )
+    for pair in (new, old):
+        full, local = pair
+        np.testing.assert_allclose(full.frequencies, plain(1e6, 64) / 8, rtol=1e-12)
+        np.testing.assert_allclose(local.frequencies, plain(1e4, 64), rtol=1e-12)
+        assert (full.seen, local.seen) == (Seen(None, False), Seen(512, False))
+
+
+def test_what_stands_in_sections(tmp_path: Path) -> None:
+    written = {
+        "text_config": {**HERE, "rope_theta": 5e5},
+        "vision_config": {**HERE, "rope_theta": 1e4},
+        "audio_config": {**HERE, "rope_theta": 1e4},
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(written, indent=1))
+    (rotary,) = [one for one in declared(Config.from_file(path)) if isinstance(one, Rotary)]
+    assert rotary.parameters["base"] == 5e5
+    assert path.read_text().splitlines()[(rotary.source_line or 0) - 1].strip() == '"rope_theta": 500000.0'
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**HERE, "rope_theta": 0},
+        {**HERE, "rope_theta": -1e4},
+        {**HERE, "rope_theta": float("nan")},
+        {**HERE, "rope_theta": float("inf")},
+        {**HERE, "rope_theta": "10000"},
+        {**HERE, "rope_theta": True},
+        {**HERE, "rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": "x"}},
+        {**HERE, "rope_theta": 1e4, "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+        {**HERE, "rope_theta": 1e4, "head_dim": 7},
+        {**HERE, "rope_theta": 1e4, "partial_rotary_factor": 1e-3},
+        {"rope_theta": 1e4},
+        {"rope_theta": 1e4, "hidden_size": 512, "num_attention_heads": 0},
+        {**HERE, "rope_parameters": [1, 2]},
+        {**HERE},
+        {},
+    ],
+)
+def test_what_cannot_be_meant_declares_nothing(values: dict[str, Any]) -> None:
+    assert declared(Config(values), 4096) == []
+
+
+def causal(**more: Any) -> Seen | None:
+    return only({**HERE, "rope_theta": 1e4, "architectures": ["LlamaForCausalLM"], **more}).seen
+
+
+def test_what_attention_sees() -> None:
+    full = ["full_attention", "sliding_attention"]
+    assert causal() == Seen(None, True)
+    assert causal(architectures=["ModernBertModel"]) == Seen(None, False)
+    assert causal(is_causal=False) == Seen(None, False)
+    assert causal(dual_chunk_attention_config={"chunk_size": 1}) == Seen(None, False)
+    assert causal(sliding_window=4096) == Seen(4096, False)
+    assert causal(sliding_window=4096, use_sliding_window=False) == Seen(None, True)
+    assert causal(sliding_window=None) == Seen(None, True)
+    assert causal(sliding_window=512, layer_types=full) == Seen(None, True)
+    assert causal(sliding_window=512, layer_types=full, model_type="cohere2") == Seen(512, False)
+    assert causal(attention_chunk_size=8192, no_rope_layers=[1, 1, 1, 0]) == Seen(8192, False)
+
+
+def test_alibi() -> None:
+    eight = [2.0**-k for k in range(1, 9)]
+    for values in (
+        {"alibi": True, "num_attention_heads": 8, "rope_theta": 1e4, "hidden_size": 512},
+        {"attn_config": {"alibi": True, "alibi_bias_max": 8}, "n_heads": 8},
+        {"model_type": "bloom", "n_head": 8},
+        {"position_embedding_type": "alibi", "num_attention_heads": 8},
+    ):
+        (found,) = declared(Config(values))
+        assert isinstance(found, Alibi)
+        np.testing.assert_allclose(found.slopes, eight)
+    assert declared(Config({"model_type": "gpt_neox", "use_alibi": True, "num_attention_heads": 8})) == []
+
+
+def test_learned_tables_and_buckets() -> None:
+    cases = (
+        ({"model_type": "bert", "max_position_embeddings": 512}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "gpt2", "n_positions": 1024}, 1024),
+    )
+    for values, rows in cases:
+        (table,) = declared(Config({**HERE, **values}))
+        assert isinstance(table, Learned)
+        assert table.parameters["rows"] == rows
+    relative = {
+        "model_type": "bert",
+        "max_position_embeddings": 512,
+        "position_embedding_type": "relative_key",
+    }
+    assert declared(Config(relative)) == []
+    (buckets,) = declared(Config({"model_type": "t5", "num_heads": 8, "relative_attention_num_buckets": 32}))
+    assert isinstance(buckets, Bucketed)
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS if m["pe"] == "rope"], ids=lambda m: m["model"])
+def test_published_configs(model: dict[str, Any]) -> None:
+    """Each that states a base and a head gives frequencies that fall from 1, and no more than one base a layer type."""
+    found = rotations(model["config"], 4096)
+    stated = any(
+        key in model["config"] for key in ("rope_theta", "rotary_emb_base", "rope_ratio", "rope_parameters")
+    )
+    heads = "num_attention_heads" in model["config"] or "head_dim" in model["config"]
+    if stated and heads:
+        assert found, model
+    assert len({one.layers for one in found}) == len(found)
+    for one in found:
+        assert np.all(np.diff(one.frequencies) <= 0)
+        assert one.head_width >= one.width
+
+
+ARCHITECTURES = (
+    "LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM "
+    "GPTNeoXForCausalLM PhiForCausalLM Phi3ForCausalLM StableLmForCausalLM CohereForCausalLM "
+    "GlmForCausalLM DeepseekV3ForCausalLM ModernBertModel Starcoder2ForCausalLM OlmoForCausalLM SmolLM3ForCausalLM "
+    "NemotronForCausalLM PersimmonForCausalLM GptOssForCausalLM MixtralForCausalLM"
+).split()
+SCALINGS: tuple[dict[str, Any], ...] = (
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048, "truncate": False},
+    LLAMA3,
+    {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "short_factor": [1.0 + i / 64 for i in range(32)],
+        "long_factor": [1.0 + i for i in range(32)],
+    },
+)
+
+
+def _traced(folder: Path, values: dict[str, Any]) -> list[Any]:
+    """The frequencies of every rotation of the model that transformers builds from a configuration."""
+    (folder / "config.json").write_text(json.dumps(values, default=str))
+    found = pediag.inspect(folder, seq_len=4096).encodings
+    return [one for one in found if one.scheme == "rotary"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_default_configs_of_transformers(architecture: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, architecture).config_class(num_hidden_layers=4)
+    values = {**config.to_dict(), "architectures": [architecture]}
+    said, built = rotations(json.loads(json.dumps(values, default=str)), 4096), _traced(tmp_path, values)
+    assert {(one.parameters["base"], one.width, one.head_width) for one in said} >= {
+        (one.parameters["base"], one.width, one.head_width) for one in built
+    }
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: s["rope_type"])
+def test_the_frequencies_that_transformers_builds(scaling: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    functions = importlib.import_module("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    parameters = {"rope_theta": 1e4, **scaling}
+    config = transformers.LlamaConfig(**HERE, max_position_embeddings=2048, rope_parameters=dict(parameters))
+    built, _ = functions[scaling["rope_type"]](config, "cpu", seq_len=8192)
+    said = only({**HERE, "max_position_embeddings": 2048, "rope_parameters": parameters}, 8192)
+    np.testing.assert_allclose(said.frequencies, built.double().numpy(), rtol=1e-5)
+
+
+def test_a_config_is_checked_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**HERE, "rope_theta": 10000, "max_position_embeddings": 131072}))
+    code = (
+        "import sys; from pediag.cli import main; status = main(sys.argv[1:]); "
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'; sys.exit(status)"
+    )
+    for command in ("check", "inspect"):
+        words = [command, str(path), "--format", "json"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        (encoding,) = json.loads(done.stdout)["encodings"]
+        assert (encoding["origin"], encoding["source"]) == ("config", {"file": str(path), "line": 1})
+
+
+def test_saturation_is_judged_from_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    llama = {**HERE, "head_dim": 128, "rope_theta": 10000, "architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps(llama, indent=1))
+    (finding,) = pediag.check(path, seq_len=131072, select="PE501").findings
+    # First negative sum of cosines of base 10000 at width 128: published as 1707.
+    assert (finding.severity, finding.evidence.measured, finding.where.line) == ("warning", 1707, 5)
+    assert not pediag.check(path, seq_len=1707, select="PE501").findings
+    path.write_text(json.dumps({**llama, "sliding_window": 1024}))
+    assert not pediag.check(path, seq_len=131072, select="PE501").findings
+    path.write_text(json.dumps({**llama, "partial_rotary_factor": 0.5}))
+    assert not pediag.check(path, seq_len=131072, select="PE501").findings
