@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import commands, live, shapes
+from benchmarks import checkpoints, commands, live, shapes
 from benchmarks.measure import Row
 
 Work = Callable[[], Iterator[Row]]
@@ -61,7 +61,9 @@ def as_dict(rows: Iterable[Row]) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What pediag costs.")
     parser.add_argument("--slow", action="store_true", help="also the rows whose real forward takes minutes")
-    parser.add_argument("--only", choices=("commands", "gpt2", "llama", "shapes"), help="one group of rows")
+    parser.add_argument(
+        "--only", choices=("commands", "gpt2", "llama", "shapes", "checkpoints"), help="one group of rows"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE as well")
     return parser.parse_args()
 
@@ -73,6 +75,7 @@ def _work(slow: bool, only: str | None) -> dict[str, Work]:
         "gpt2": lambda: live.rows("gpt2", 1024),
         "llama": lambda: live.rows("llama", *lengths),
         "shapes": shapes.rows,
+        "checkpoints": checkpoints.rows,
     }
     return {name: job for name, job in work.items() if only in (None, name)}
 
