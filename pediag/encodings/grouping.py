@@ -35,7 +35,7 @@ def merge(encodings: Iterable[Encoding]) -> list[Encoding]:
         encoding.layers = layers(encoding.modules)
         if isinstance(encoding, (Rotary, Sinusoidal)) and encoding.table is not None:
             encoding.parameters["rows"] = encoding.table.rows
-        if isinstance(encoding, Rotary):
+        if isinstance(encoding, Rotary) and encoding.origin == "trace":
             encoding.parameters["applied_to"] = list(encoding.applied_to)
             encoding.title = rotary_title(encoding)
     return ordered
