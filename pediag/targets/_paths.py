@@ -14,7 +14,6 @@ DIGEST_LIMIT = 32 * 2**20
 
 _SIGNS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
-    (b"GGUF", "a GGUF file, which is not read yet: give the original checkpoint or its config.json"),
     (b"\x89HDF", "an HDF5 file, which holds no PyTorch model"),
     (b"<!DOCTYPE", "an HTML page, so the download failed"),
     (b"<html", "an HTML page, so the download failed"),

@@ -32,6 +32,7 @@ OPENERS = {
 }
 """Suffix -> module and function that open such a file; the module is imported when one is named."""
 
+GGUF_MAGIC = b"GGUF"
 KNOWN = (".py", *OPENERS)
 NOT_READ = {
     ".onnx": "an ONNX graph",
@@ -97,11 +98,22 @@ def _open_path(spec: str, path: Path, config: Config | None, trust: bool) -> Tar
         from pediag.targets._spec import refuse_unnamed
 
         raise refuse_unnamed(spec, path)
+    if _begins(path, GGUF_MAGIC):
+        suffix = ".gguf"
     if suffix not in OPENERS:
         raise _unknown_kind(spec, path, suffix)
     module, function = OPENERS[suffix]
     opener: Opener = getattr(importlib.import_module(f"pediag.targets.{module}"), function)
     return opener(spec, path, config=config, trust=trust)
+
+
+def _begins(path: Path, sign: bytes) -> bool:
+    """Whether a file begins with ``sign``; one that cannot be read is left to its opener to tell of."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(sign)) == sign
+    except OSError:
+        return False
 
 
 def _unknown_kind(spec: str, path: Path, suffix: str) -> LoadError:
