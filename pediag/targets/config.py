@@ -48,11 +48,15 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """A declaration. ``values`` are its keys as written; ``source`` is its file, when it has one."""
+    """A declaration. ``values`` are its keys as written; ``source`` is its file, when it has one.
+
+    ``typed``: the file's format fixes the type of each number, so that how one is written says nothing.
+    """
 
     values: dict[str, Any]
     source: str | None = None
     text: str = field(default="", repr=False)
+    typed: bool = False
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Config:

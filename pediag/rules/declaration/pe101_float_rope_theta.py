@@ -25,7 +25,8 @@ The field disputes this rule. transformers and vLLM both take a float, most publ
 (``10000.0``, ``500000.0``), and models ship with a fraction and serve well: starcoder2-3b has
 999999.4420358813. So a whole float is only a note, and a fraction only a warning: it says what an integer
 reader would do, not that the model is wrong. Whether your reader is one cannot be seen from the config.
-Strings, booleans, NaN, infinities and bases not above 1 are the business of PE102.
+A GGUF file stores the type of each number, so the rule does not apply to one. Strings, booleans, NaN,
+infinities and bases not above 1 are the business of PE102.
 
 ## Fix
 
@@ -77,6 +78,8 @@ def check(facets: Facets) -> Iterator[Finding]:
     declared = list(_bases(facets.config.values, "", in_rope=False))
     if not declared:
         raise NotApplicable("the config declares no rotary base (rope_theta)")
+    if facets.config.typed:
+        raise NotApplicable("the file's format fixes the type of each number, so no reader can mistake it")
     for path, values in declared:
         floats = [float(value) for value in values if _is_float(value)]
         if floats:
