@@ -42,6 +42,8 @@ SERVING = {
 }
 """What a serving dtype may be called, and its name."""
 
+# Argument names by which models in wide use take positions; a calling convention, not a diagnosis.
+POSITION_ARGUMENTS = frozenset(("position_ids", "positions", "pos_ids", "input_pos", "pos", "position"))
 LETTERS = ("B", "N", "M")
 ROLES: tuple[Role, ...] = ("content", "positions", "mask")
 GRAMMAR = (

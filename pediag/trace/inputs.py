@@ -14,11 +14,10 @@ from torch import nn
 
 from pediag.errors import TraceError, UsageError
 from pediag.targets import InputSpec
+from pediag.targets.inputs import POSITION_ARGUMENTS
 
 Role = Literal["content", "positions", "mask"]
 
-# Argument names by which models in wide use take positions and masks; a calling convention, not a diagnosis.
-POSITION_ARGUMENTS = frozenset(("position_ids", "positions", "pos_ids", "input_pos", "pos", "position"))
 _WIDTHS_TRIED = 6
 
 
