@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pediag.errors import UsageError
+from pediag.errors import PediagError, UsageError
+from pediag.report.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,13 +98,30 @@ def _replace(output: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
 
 
-def complain(message: str, error: BaseException | None = None) -> None:
-    """One line on stderr, and the traceback of ``error`` when it was asked for."""
-    if error is not None and tracebacks():
+def complain(message: str) -> None:
+    """One line on stderr."""
+    print(f"pediag: {message}", file=sys.stderr)
+
+
+def told(error: BaseException, target: str = "") -> str:
+    """One line for a person: what a known error says, or a request to report an unknown one.
+
+    Before it goes the traceback, to stderr, when it was asked for.
+    """
+    if tracebacks():
         import traceback
 
         traceback.print_exception(error)
-    print(f"pediag: {message}", file=sys.stderr)
+    said = getattr(error, "format_message", None)  # typer's errors: their base class moved between versions
+    known = isinstance(error, PediagError) or said is not None
+    text = said() if said else str(error) if known else f"{type(error).__name__}: {error}"
+    line = printable(" ".join(text.replace("Value error, ", "").split()))
+    if said and (context := getattr(error, "ctx", None)) is not None and "Invalid value" not in line:
+        line = f"{line.rstrip('.')}; see `{context.command_path} --help`"
+    line = line if target in line else f"{target}: {line}"
+    if known:
+        return f"error: {line}"
+    return f"internal error: {line}; please report it (PEDIAG_TRACEBACK=1 shows the traceback)"
 
 
 def tracebacks() -> bool:
@@ -149,6 +167,15 @@ def _descriptor_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
+def stdout_is_stderr() -> None:
+    """From now on what is printed goes to stderr, or nowhere where that is closed."""
+    sys.stdout = sys.stderr
+    try:
+        os.dup2(2, 1)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _flush() -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.__stdout__.flush()  # type: ignore[union-attr]
@@ -166,6 +193,7 @@ class Progress:
     def __init__(self) -> None:
         self._target = ""
         self._text = "starting"
+        self._done = ""
         self._live: Live | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -186,9 +214,19 @@ class Progress:
             self._wait()
         return self
 
+    def count(self, done: int, total: int) -> None:
+        """Say how many of several targets are done."""
+        self._done = f"{done} of {total} done" if total > 1 else ""
+        if self._timer is None:
+            self._wait()
+        self._update()
+
     def step(self, text: str) -> None:
         """Say what is being done now."""
         self._text = text
+        self._update()
+
+    def _update(self) -> None:
         with self._lock:
             if self._live is not None:
                 self._live.update(self._spinner())
@@ -230,4 +268,4 @@ class Progress:
         from rich.spinner import Spinner
         from rich.text import Text
 
-        return Spinner("dots", Text(": ".join(filter(None, (self._target, self._text)))))
+        return Spinner("dots", Text(": ".join(filter(None, (self._done, self._target, self._text)))))

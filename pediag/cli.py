@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,15 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pediag import _terminal as terminal
-from pediag.errors import PediagError, UsageError
-from pediag.report.wording import printable
+from pediag.errors import UsageError
+from pediag.report.model import Report, Stopped, worst_exit
 from pediag.rules import registry
 from pediag.version import __version__
 
 if TYPE_CHECKING:
-    from pediag.report.model import Report
+    from rich.console import Console
+
+    from pediag.report.model import Result
+    from pediag.targets.naming import Listing, Named
 
 LONGEST = 2**31
+MOST_JOBS = 1024
 USAGE = 2
 INTERRUPTED = 130
 
@@ -82,7 +87,8 @@ Targets = Annotated[
     list[str],
     typer.Argument(
         metavar="TARGET",
-        help="file.py:name, package.module:name, a checkpoint, or a directory with config.json.",
+        help="file.py:name, package.module:name, a checkpoint, a directory with config.json, a folder of these, "
+        "or a pattern such as 'runs/*/model.pt'.",
         show_default=False,
     ),
 ]
@@ -125,24 +131,35 @@ Output = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run code that a pickled checkpoint brings. Only for files you trust.")
 ]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        min=0,
+        max=MOST_JOBS,
+        help="Processes to check in; 0 is one per processor. From 2 on, a target that crashes costs itself only.",
+        show_default="1, this one",
+    ),
+]
 Statistics = Annotated[bool, typer.Option("--statistics", help="Add counts per rule (rich format).")]
 
 
 @dataclass(slots=True)
 class _Done:
-    """What came of all targets: a report, or else the message of the error."""
+    """What came of all targets in their order, and how they were named."""
 
-    targets: list[str]
-    reports: list[Report]
-    failures: dict[str, str]
+    results: list[Result]
+    notes: list[str]
+    several: bool
 
-    def shown(self) -> Report | list[Report]:
-        return self.reports[0] if len(self.targets) == 1 else self.reports
+    @property
+    def reports(self) -> list[Report]:
+        return [result for result in self.results if isinstance(result, Report)]
 
-    def status(self, codes: Sequence[int]) -> int:
-        from pediag.report.model import worst_exit
-
-        return worst_exit([*codes, *(USAGE for _ in self.failures)])
+    def status(self, codes: Iterable[int]) -> int:
+        """The exit status, given those of the reports."""
+        return worst_exit([*codes, *(USAGE for _ in range(len(self.results) - len(self.reports)))])
 
 
 @app.callback()
@@ -168,18 +185,19 @@ def check(
     format: FormatOption = Format.rich,
     output: Output = None,
     trust: Trust = False,
+    jobs: Jobs = 1,
     statistics: Statistics = False,
 ) -> int:
     """Judge how each TARGET encodes positions."""
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
     registry.select(select or (), ignore or ())
     options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or ())}
-    _refuse_before_work(output, targets, config, statistics=statistics, format=format)
-    done = _each(targets, options, "check")
+    listing = _listed(targets, output, config, statistics=statistics, format=format)
+    done = _each(listing, "check", options, jobs)
     for report in done.reports:
         report.fail_on = fail_on.value
-    if done.reports:
-        terminal.write(_checked_text(done, format, output, statistics=statistics), output)
+    if done.several or done.reports:
+        terminal.write(_text(done, format, output, "check", statistics=statistics), output)
     return done.status([report.exit_code() for report in done.reports])
 
 
@@ -194,13 +212,14 @@ def inspect(
     format: FormatOption = Format.rich,
     output: Output = None,
     trust: Trust = False,
+    jobs: Jobs = 1,
 ) -> int:
     """Show what encodes position in each TARGET: schemes, parameters, sites, source lines."""
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
-    _refuse_before_work(output, targets, config, statistics=False, format=format)
-    done = _each(targets, options, "inspect")
-    if done.reports:
-        terminal.write(_inspected_text(done, format, output), output)
+    listing = _listed(targets, output, config, statistics=False, format=format)
+    done = _each(listing, "inspect", options, jobs)
+    if done.several or done.reports:
+        terminal.write(_text(done, format, output, "inspect"), output)
     return done.status([0 if report.has_encoding else 3 for report in done.reports])
 
 
@@ -238,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Exception as error:
-        terminal.complain(_message(error), error)
+        terminal.complain(terminal.told(error))
         return USAGE
     if status == INTERRUPTED:
         terminal.complain("interrupted")
@@ -268,74 +287,79 @@ def _loading(
     }
 
 
-def _refuse_before_work(
-    output: Path | None, targets: list[str], config: Path | None, *, statistics: bool, format: Format
-) -> None:
+def _listed(
+    words: list[str], output: Path | None, config: Path | None, *, statistics: bool, format: Format
+) -> Listing:
+    """The targets that the words stand for, once it is clear that the report can be written."""
+    from pediag.targets.naming import named
+
     if statistics and format is not Format.rich:
         raise UsageError("--statistics is a table: it needs --format rich")
+    listing = named(words)
     if output is not None:
-        named = [Path(part) for target in targets for part in (target, target.rpartition(":")[0]) if part]
-        inside = [path / "config.json" for path in named]
-        terminal.refuse_unwritable(output, [*named, *inside, *([config] if config else [])])
+        specs = [target.spec for target in listing.targets]
+        paths = [Path(part) for spec in specs for part in (spec, spec.rpartition(":")[0]) if part]
+        inside = [path / "config.json" for path in paths]
+        terminal.refuse_unwritable(output, [*paths, *inside, *([config] if config else [])])
+    return listing
 
 
-def _each(targets: list[str], options: dict[str, Any], function: str) -> _Done:
-    import importlib
+def _each(listing: Listing, function: str, options: dict[str, Any], jobs: int) -> _Done:
+    """What came of every target; each that stopped is told on stderr."""
+    from pediag import many
 
-    with terminal.Progress() as progress:
-        pipeline: Callable[..., Report] = getattr(importlib.import_module("pediag.check"), function)
-        done = _Done(targets, [], {})
-        for target in targets:
-            try:
-                with terminal.stdout_to_stderr():
-                    done.reports.append(pipeline(target, **options, progress=progress.for_target(target)))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                message = _message(error, "" if len(targets) == 1 else target)
-                done.failures[target] = message.removeprefix("error: ")
-                progress.pause()
-                terminal.complain(message, error)
+    work = many.Work(function, options, listing.several)
+    pairs: list[tuple[Named, Result]] = []
+    with terminal.Progress() as progress, closing(many.run(listing, work, jobs, progress)) as results:
+        for target, result in zip(listing.targets, results, strict=True):
+            pairs.append((target, result))
+            if not _beside(target, result):
+                _tell(result, progress)
+    return _without_beside(pairs, listing)
+
+
+def _beside(target: Named, result: Result) -> bool:
+    """Whether it is no model but lay beside those that were meant."""
+    return target.found and isinstance(result, Stopped) and result.holds_no_model
+
+
+def _without_beside(pairs: list[tuple[Named, Result]], listing: Listing) -> _Done:
+    """Files without a model that were found beside models are noted; where there are no others, they are failures."""
+    words = {target.word for target, result in pairs if not _beside(target, result)}
+    done = _Done([], list(listing.notes), listing.several)
+    for target, result in pairs:
+        if not isinstance(result, Stopped) or not _beside(target, result):
+            done.results.append(result)
+        elif target.word in words:
+            done.notes.append(f"left out: {result.message}")
+        else:
+            done.results.append(result)
+            _tell(result)
     return done
 
 
-def _message(error: BaseException, target: str = "") -> str:
-    """One line for a person: what a known error says, or a request to report an unknown one."""
-    told = getattr(error, "format_message", None)  # typer's errors: their base class moved between versions
-    known = isinstance(error, PediagError) or told is not None
-    said = told() if told else str(error) if known else f"{type(error).__name__}: {error}"
-    line = printable(" ".join(said.replace("Value error, ", "").split()))
-    if told and (context := getattr(error, "ctx", None)) is not None and "Invalid value" not in line:
-        line = f"{line.rstrip('.')}; see `{context.command_path} --help`"
-    line = line if target in line else f"{target}: {line}"
-    if known:
-        return f"error: {line}"
-    return f"internal error: {line}; please report it (PEDIAG_TRACEBACK=1 shows the traceback)"
+def _tell(result: Result, progress: terminal.Progress | None = None) -> None:
+    """One line on stderr for a target that stopped."""
+    if isinstance(result, Stopped):
+        if progress is not None:
+            progress.pause()
+        known = not result.message.startswith("internal error: ")
+        terminal.complain(f"error: {result.message}" if known else result.message)
 
 
-def _checked_text(done: _Done, format: Format, output: Path | None, *, statistics: bool) -> str:
+def _text(done: _Done, format: Format, output: Path | None, command: str, *, statistics: bool = False) -> str:
+    shown = done.results if done.several else done.reports[0]
     if format is Format.json:
         from pediag.report import json
 
-        return json.render(done.shown(), done.failures)
+        describe = json.to_dict if command == "check" else json.inspection
+        return json.render(shown, done.notes, describe=describe)
     from pediag.report import rich
 
-    return terminal.drawn(
-        lambda console: rich.render(done.reports, console, statistics=statistics),
-        rich.plain_width(done.reports),
-        plain=output is not None,
-    )
+    def draw(console: Console) -> None:
+        if command == "check":
+            rich.render(shown, console, done.notes, statistics=statistics)
+        else:
+            rich.render_inspection(shown, console, done.notes)
 
-
-def _inspected_text(done: _Done, format: Format, output: Path | None) -> str:
-    if format is Format.json:
-        from pediag.report import json
-
-        return json.render(done.shown(), done.failures, describe=json.inspection)
-    from pediag.report import rich
-
-    return terminal.drawn(
-        lambda console: rich.render_inspection(done.reports, console),
-        rich.plain_width(done.reports),
-        plain=output is not None,
-    )
+    return terminal.drawn(draw, rich.plain_width(done.results), plain=output is not None)

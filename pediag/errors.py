@@ -17,5 +17,9 @@ class LoadError(PediagError):
     """A target that cannot be opened: wrong path, corrupt file, failing import, unsafe pickle."""
 
 
+class NoModel(LoadError):
+    """A file that was read and is no model but what goes with one, such as the state of an optimiser."""
+
+
 class TraceError(PediagError):
     """A model that cannot be run abstractly: names the input tried, the place and the cause."""

@@ -22,6 +22,7 @@ ORDER = (
     ("report",),
     ("check",),
     ("_terminal",),
+    ("many",),
     ("cli", "pytest_plugin"),
     ("__init__", "__main__"),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pediag.report.model import Recognised, Report
+from pediag.report.model import Recognised, Report, Result, Stopped, totals
 from pediag.report.sites import group
 from pediag.rules.finding import Finding
 from pediag.rules.run import Outcome
@@ -19,22 +19,31 @@ LARGEST_LIST = 4096
 
 
 def render(
-    reports: Report | Sequence[Report],
-    failures: Mapping[str, str] | None = None,
+    results: Report | Sequence[Result],
+    notes: Sequence[str] = (),
     *,
     describe: Callable[[Report], dict[str, Any]] | None = None,
 ) -> str:
-    """One report as an object; several as ``{"schema_version": 1, "reports": [...], "failures": [...]}``.
+    """One report as an object; several as ``{"schema_version": 1, "reports": [...], "failures": [...], ...}``.
 
-    ``failures`` holds the message of each target that could not be opened, by its spec; ``describe`` is
-    :func:`to_dict` unless :func:`inspection` is wanted.
+    ``notes`` say how the targets were named; ``describe`` is :func:`to_dict` unless :func:`inspection` is wanted.
     """
     describe = describe or to_dict
-    if isinstance(reports, Report):
-        return dump(describe(reports))
-    failed = [{"target": spec, "message": message} for spec, message in (failures or {}).items()]
-    listed = [describe(report) for report in reports]
-    return dump({"schema_version": SCHEMA_VERSION, "reports": listed, "failures": failed})
+    if isinstance(results, Report):
+        return dump(describe(results))
+    several: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "reports": [describe(result) for result in results if isinstance(result, Report)],
+        "failures": [
+            {"target": result.spec, "message": result.message}
+            for result in results
+            if isinstance(result, Stopped)
+        ],
+        "notes": list(notes),
+    }
+    if describe is to_dict:
+        several["summary"] = totals(results)
+    return dump(several)
 
 
 def dump(value: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from pediag.report.sites import Joined
@@ -169,6 +169,12 @@ class Report:
         reason = self.nothing_checked if self.exit_code(fail_on) == NOTHING_CHECKED else ""
         return f"{f'nothing was checked: {reason}' if reason else found} in {self.target.spec}"
 
+    def detached(self) -> Report:
+        """The same report, free of the trace: small, fit to be pickled, and shown byte for byte alike."""
+        from pediag.report.detached import encoding
+
+        return replace(self, encodings=[encoding(recognised) for recognised in self.encodings])
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values, see ``schema_version_1.json``."""
         from pediag.report.json import to_dict
@@ -182,6 +188,50 @@ class Report:
 
     def _counts(self) -> list[tuple[int, str]]:
         return [(self.summary[f"{severity}s"], severity) for severity in SEVERITIES]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A target of which there is no report, because it could not be opened or run; ``message`` is one line.
+
+    ``holds_no_model`` is set when the file was read and is something else, such as an optimiser's state.
+    """
+
+    spec: str
+    message: str
+    holds_no_model: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The message without the target at its head."""
+        return self.message.removeprefix(f"{self.spec}: ")
+
+
+Result = Report | Stopped
+STOPPED = 2
+"""The exit status of a target that could not be opened or run."""
+
+
+def exit_code(results: Iterable[Result]) -> int:
+    """The exit status of several targets."""
+    return worst_exit(STOPPED if isinstance(result, Stopped) else result.exit_code() for result in results)
+
+
+def totals(results: Iterable[Result]) -> dict[str, int]:
+    """Counts of targets by what came of them, and of all findings by severity."""
+    listed = list(results)
+    reports = [result for result in listed if isinstance(result, Report)]
+    verdicts = [report.verdict for report in reports]
+    summaries = [report.summary for report in reports]
+    return {
+        "targets": len(listed),
+        "fail": verdicts.count("fail"),
+        "stopped": len(listed) - len(reports),
+        "nothing_checked": verdicts.count("nothing-checked"),
+        "pass": verdicts.count("pass"),
+        **{name: sum(summary[name] for summary in summaries) for name in ("errors", "warnings", "notes")},
+        "exit_code": exit_code(listed),
+    }
 
 
 def worst_exit(codes: Iterable[int]) -> int:

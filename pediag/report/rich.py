@@ -10,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pediag.report.model import Recognised, Report
+from pediag.report import summary
+from pediag.report.model import Recognised, Report, Result, Stopped
 from pediag.report.sites import group
 from pediag.report.wording import (
     counted,
@@ -35,31 +36,66 @@ WIDE = 130
 """Columns from which the effect and the fix stand beside the place instead of under it."""
 
 
-def render(reports: Report | Sequence[Report], console: Console, *, statistics: bool = False) -> None:
-    """Print each report, then the totals when there are several; ``statistics`` adds counts per rule."""
-    listed = [reports] if isinstance(reports, Report) else list(reports)
-    for report in listed:
+def render(
+    results: Report | Sequence[Result],
+    console: Console,
+    notes: Sequence[str] = (),
+    *,
+    statistics: bool = False,
+) -> None:
+    """Print each report, then a table and the totals when there are several; see :func:`summary.in_full`.
+
+    ``notes`` say how the targets were named; ``statistics`` adds counts per rule.
+    """
+    listed = [results] if isinstance(results, Report) else list(results)
+    folder = summary.parent(map(summary.spec_of, listed))
+    for report, others in summary.in_full(listed):
         _print(console, _report(report, console.width))
+        if others:
+            _print(console, summary.same(others, folder))
+    reports = [result for result in listed if isinstance(result, Report)]
     if statistics:
-        _print(console, _statistics(listed))
-    if any(report.findings for report in listed):
+        _print(console, _statistics(reports))
+    if any(report.findings for report in reports):
         console.print(Text(HINT, style="dim"))
-    if len(listed) > 1:
-        console.print(_totals(listed))
+    _close(console, listed, notes)
 
 
-def render_inspection(reports: Sequence[Report], console: Console) -> None:
-    """Print what encodes position in each target: scheme, parameters, sites and source lines."""
-    for report in reports:
-        parts: list[RenderableType] = [_title("inspect", report)]
-        parts.extend(_inspected(encoding) for encoding in report.encodings)
-        if not report.encodings:
-            parts.append(Text("no position encoding was found", style=NOTHING[1]))
-        parts.append(_labelled(("note", Text(printable(note))) for note in report.notes))
-        _print(console, Group(*parts))
+def render_inspection(
+    results: Report | Sequence[Result], console: Console, notes: Sequence[str] = ()
+) -> None:
+    """Print what encodes position in each target: scheme, parameters, sites and source lines.
+
+    Above ``summary.FULL`` targets the table alone is printed.
+    """
+    listed = [results] if isinstance(results, Report) else list(results)
+    for report in listed if len(listed) <= summary.FULL else ():
+        if isinstance(report, Report):
+            _print(console, _inspection(report))
+    _close(console, listed, notes, judged=False)
 
 
-def to_text(reports: Sequence[Report], width: int = NARROWEST_PLAIN) -> str:
+def _inspection(report: Report) -> RenderableType:
+    parts: list[RenderableType] = [_title("inspect", report)]
+    parts.extend(_inspected(encoding) for encoding in report.encodings)
+    if not report.encodings:
+        parts.append(Text("no position encoding was found", style=NOTHING[1]))
+    parts.append(_labelled(("note", Text(printable(note))) for note in report.notes))
+    return Group(*parts)
+
+
+def _close(console: Console, results: Sequence[Result], notes: Sequence[str], *, judged: bool = True) -> None:
+    """The table, unless one report says it all, and the notes."""
+    several = len(results) != 1 or isinstance(results[0], Stopped)
+    if several and results:
+        console.print(summary.table(results, console.width, judged=judged), highlight=False)
+    for note in notes:
+        console.print(Text(f"note: {printable(note)}"))
+    if several and judged:
+        console.print(summary.total(results))
+
+
+def to_text(reports: Sequence[Result], width: int = NARROWEST_PLAIN) -> str:
     """The same table as plain text, wide enough that no path is broken."""
     stream = StringIO()
     render(reports, Console(file=stream, width=plain_width(reports, width), color_system=None))
@@ -71,7 +107,7 @@ def trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n") + "\n"
 
 
-def plain_width(reports: Sequence[Report], width: int = NARROWEST_PLAIN) -> int:
+def plain_width(reports: Sequence[Result], width: int = NARROWEST_PLAIN) -> int:
     """Columns, at least ``width``, in which no file name, module path or number has to be broken."""
     words = [word for report in reports for text in _unbreakable(report) for word in text.split()]
     longest = max(map(len, words), default=0)
@@ -79,8 +115,10 @@ def plain_width(reports: Sequence[Report], width: int = NARROWEST_PLAIN) -> int:
     return max(width, narrow if narrow <= WIDE else 2 * longest + 60)
 
 
-def _unbreakable(report: Report) -> Iterable[str]:
-    yield report.target.spec
+def _unbreakable(report: Result) -> Iterable[str]:
+    yield summary.spec_of(report)
+    if isinstance(report, Stopped):
+        return
     for finding in report.findings:
         yield finding.where.module
         yield place(finding.where.file, finding.where.line)
@@ -204,10 +242,10 @@ def _recognised(encoding: Recognised) -> Text:
 
 
 def _ran(report: Report) -> Text:
-    summary = report.summary
+    counts = report.summary
     return Text(
-        f"{counted(summary['ran'], 'rule')} ran · {summary['not_applicable']} not applicable · "
-        f"{summary['could_not_check']} could not check"
+        f"{counted(counts['ran'], 'rule')} ran · {counts['not_applicable']} not applicable · "
+        f"{counts['could_not_check']} could not check"
     )
 
 
@@ -221,12 +259,12 @@ def _reasons(outcomes: Iterable[Outcome], status: Status | str) -> Mapping[str, 
 
 def _verdict(report: Report) -> Text:
     word, style = VERDICTS.get(report.verdict, NOTHING)
-    summary = report.summary
+    counts = report.summary
     text = Text(word, style=style)
     if report.verdict == "nothing-checked":
         text.append(f": {report.nothing_checked}", style="not bold")
-    counts = [counted(summary[f"{severity}s"], severity) for severity in STYLES if summary[f"{severity}s"]]
-    text.append(f" · {', '.join(counts) or 'no findings'}", style="default not bold")
+    found = [counted(counts[f"{severity}s"], severity) for severity in STYLES if counts[f"{severity}s"]]
+    text.append(f" · {', '.join(found) or 'no findings'}", style="default not bold")
     return text.append(f" · exit status {report.exit_code()}", style="dim not bold")
 
 
@@ -266,13 +304,6 @@ def _statistics(reports: Sequence[Report]) -> Table:
     for (code, name, severity), at in sorted(found.items()):
         table.add_row(code, name, Text(severity, STYLES[severity]), number(len(at)), number(len(set(at))))
     return table
-
-
-def _totals(reports: Sequence[Report]) -> Text:
-    verdicts = [report.verdict for report in reports]
-    kinds = ("fail", "nothing-checked", "pass")
-    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds if kind in verdicts)
-    return Text(f"{len(reports)} targets: {counts}", style="bold")
 
 
 def _labelled(rows: Iterable[tuple[str, Text]]) -> Table:

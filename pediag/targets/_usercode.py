@@ -23,6 +23,9 @@ _LIBRARIES = tuple(
     }
 )
 
+FILE_MODULE = "_pediag_target_"
+"""How the names begin under which the user's files are imported."""
+
 _siblings: dict[str, str] = {}
 """Modules that an earlier target imported from its own folder, and that folder."""
 
@@ -47,6 +50,12 @@ def importing_from(folder: str, *, isolated: bool = False) -> Iterator[None]:
         new = [(name, module) for name, module in list(sys.modules.items()) if name not in before]
         found = [name for name, module in new if isolated and _lies_in(module, folder)]
         _siblings.update((name, folder) for name in found)
+
+
+def forget_files() -> None:
+    """Let go of the modules that the user's files were imported as, and with them of the models they hold."""
+    for name in [name for name in sys.modules if name.startswith(FILE_MODULE)]:
+        del sys.modules[name]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 import pediag.report
 from pediag.report.json import inspection, plain, render
+from pediag.report.model import Stopped
 from pediag.rules.finding import Evidence, Where
 from pediag.rules.run import Outcome
 
@@ -78,11 +79,30 @@ def test_the_rest_of_the_report(full):
     assert report == full.to_dict()
 
 
-def test_several_reports_and_failures(full):
-    several = strict(render([full, full], {"gone.py:net": "no such file"}))
-    assert set(several) == {"schema_version", "reports", "failures"}
-    assert len(several["reports"]) == 2
+def test_several_reports_and_failures(full, make_report):
+    blind = make_report(encodings=[])
+    results = [full, Stopped("gone.py:net", "no such file"), full, blind, make_report()]
+    several = strict(render(results, ["runs: a folder"]))
+    assert set(several) == {"schema_version", "reports", "failures", "notes", "summary"}
+    assert len(several["reports"]) == 4
     assert several["failures"] == [{"target": "gone.py:net", "message": "no such file"}]
+    assert several["notes"] == ["runs: a folder"]
+    assert several["summary"] == {
+        "targets": 5,
+        "fail": 2,
+        "stopped": 1,
+        "nothing_checked": 1,
+        "pass": 1,
+        "errors": 2,
+        "warnings": 0,
+        "notes": 0,
+        "exit_code": 2,
+    }
+
+
+def test_several_inspections_have_no_verdicts(full):
+    several = strict(render([full, Stopped("gone", "no such file")], describe=inspection))
+    assert set(several) == {"schema_version", "reports", "failures", "notes"}
 
 
 def test_the_same_report_gives_the_same_bytes(full):
@@ -96,7 +116,8 @@ def test_the_schema_accepts_what_is_rendered(full):
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(strict(render(full)))
-    validator.validate(strict(render([full], {"gone": "no such file"})))
+    validator.validate(strict(render([full, Stopped("gone", "no such file")], ["a note"])))
+    validator.validate(strict(render([Stopped("gone", "no such file")])))
 
 
 def test_the_schema_refuses_a_report_that_lacks_a_field(full):
