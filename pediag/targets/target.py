@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pediag.targets._matching import Names
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -43,6 +45,7 @@ class Target:
     - ``prefix``: the name under which the stored tensors' base model may or may not sit (``"bert"``); set by
       ``build``.
     - ``example_inputs``: the user's own ``example_inputs(seq_len)``, with ``seq_len`` in tokens.
+    - ``names``: an index of the names in ``tensors``, made when one is first asked for.
     - ``reason_not_runnable``: why there is neither ``module`` nor ``build``; empty when there is one.
     """
 
@@ -57,30 +60,20 @@ class Target:
     notes: list[str] = field(default_factory=list)
     reason_not_runnable: str = ""
     prefix: str = ""
-
-
-WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+    names: tuple[Mapping[str, LazyTensor], Names] | None = field(default=None, repr=False, compare=False)
 
 
 def tensor_for(target: Target, name: str) -> LazyTensor | None:
     """The stored tensor that belongs to the module's parameter or buffer ``name``, or None.
 
-    Tried in turn: the name itself, with the base model's prefix stripped or added, with the prefixes that
-    data-parallel and compiling wrappers add, and the one stored name that differs by a leading component.
+    Tried in turn: the name itself, then without what data-parallel, compiling, sharding and checkpointing wrappers
+    add to either, with the base model's prefix stripped or added, under the attribute in which a trainer holds the
+    model, and the one stored name that differs by a leading component.
     """
     tensors = target.tensors
-    candidates = [name]
-    if target.prefix:
-        candidates += [name.removeprefix(f"{target.prefix}."), f"{target.prefix}.{name}"]
-    candidates += [wrapper + candidate for wrapper in WRAPPER_PREFIXES for candidate in candidates]
-    found = next((tensors[candidate] for candidate in candidates if candidate in tensors), None)
-    return found or (None if target.prefix else _by_one_component(tensors, name))
-
-
-def _by_one_component(tensors: Mapping[str, LazyTensor], name: str) -> LazyTensor | None:
-    """The only tensor whose name has one leading component more or less than ``name``."""
-    _, dot, shorter = name.partition(".")
-    if dot and "." in shorter and shorter in tensors:
-        return tensors[shorter]
-    longer = [stored for stored in tensors if stored.partition(".")[2] == name] if dot else []
-    return tensors[longer[0]] if len(longer) == 1 else None
+    if name in tensors:
+        return tensors[name]
+    if target.names is None or target.names[0] is not tensors or target.names[1].prefix != target.prefix:
+        target.names = tensors, Names(tensors, target.prefix)
+    found = target.names[1].find(name)
+    return None if found is None else tensors[found]
