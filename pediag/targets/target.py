@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pediag.targets.config import Config
+    from pediag.targets.inputs import InputSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Target:
       ``build``.
     - ``example_inputs``: the user's own ``example_inputs(seq_len)``, with ``seq_len`` in tokens.
     - ``names``: an index of the names in ``tensors``, made when one is first asked for.
+    - ``inputs``: what the code takes, in the letters of ``--input``, where the target says so itself.
+    - ``takes``, ``longest``: whether it takes an input of so many tokens, and the longest, where it says so.
     - ``reason_not_runnable``: why there is neither ``module`` nor ``build``; empty when there is one.
     """
 
@@ -59,6 +62,9 @@ class Target:
     example_inputs: Callable[[int], Any] | None = None
     notes: list[str] = field(default_factory=list)
     reason_not_runnable: str = ""
+    inputs: tuple[InputSpec, ...] = ()
+    takes: Callable[[int], bool] | None = None
+    longest: int | None = None
     prefix: str = ""
     names: tuple[Mapping[str, LazyTensor], Names] | None = field(default=None, repr=False, compare=False)
 
