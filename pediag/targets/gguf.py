@@ -62,7 +62,7 @@ def open_gguf(spec: str, path: Path, *, config: Config | None = None, trust: boo
     another version.
     """
     first_bytes(path, spec)
-    _need_library()
+    _need_library(spec)
     from pediag.targets._gguf_header import read_header
 
     header = read_header(spec, path)
@@ -81,13 +81,15 @@ def open_gguf(spec: str, path: Path, *, config: Config | None = None, trust: boo
     return with_config(target, config)
 
 
-def _need_library() -> None:
+def _need_library(spec: str) -> None:
     if importlib.util.find_spec("gguf") is None:
-        raise LoadError(f"reading GGUF files needs the gguf package: {INSTALL}")
+        raise LoadError(f"{spec}: reading a GGUF file needs the gguf package: {INSTALL}")
     try:
         importlib.import_module("pediag.targets._gguf_config")
     except (ImportError, AttributeError) as error:  # too old: it lacks keys that are asked for
-        raise LoadError(f"the installed gguf package cannot be used ({one_line(error)}): {INSTALL}") from None
+        raise LoadError(
+            f"{spec}: the gguf package here cannot be used ({one_line(error)}): {INSTALL}"
+        ) from None
 
 
 def _reason(declared: Config) -> str:
