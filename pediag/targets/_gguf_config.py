@@ -296,11 +296,12 @@ def _freqs(
 def _reading(base: float, divisors: Floats) -> dict[str, Any] | None:
     """The keys of the scaling that divides the frequencies of ``base`` so; of two that do, Llama 3's."""
     width = 2 * divisors.size
-    w = inverse_frequencies(base, width) / divisors
-    w[w < STILL] = 0.0
-    found = identify(w.astype(np.float32))
-    readings = [found.scaling, *found.alternatives] if found.known else []
-    same = [_without_base(reading) for reading in readings if _gives(base, width, reading, w)]
+    with np.errstate(all="ignore"):
+        w = inverse_frequencies(base, width) / divisors
+        w[w < STILL] = 0.0
+        found = identify(w.astype(np.float32))
+        readings = [found.scaling, *found.alternatives] if found.known else []
+        same = [_without_base(reading) for reading in readings if _gives(base, width, reading, w)]
     return next((item for item in same if item["rope_type"] == "llama3"), same[0] if same else None)
 
 

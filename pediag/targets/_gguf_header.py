@@ -159,8 +159,10 @@ class _Cursor:
     def name(self, what: str) -> str:
         size = self.long()
         self.named += size
-        if size >= NAME_LIMIT or self.named > NAMES_IN_ALL:
+        if size >= NAME_LIMIT:
             self.refuse(f"the name of a {what} is {size} bytes long, so the file is damaged")
+        if self.named > NAMES_IN_ALL:
+            self.refuse(f"its names are above {NAMES_IN_ALL // 2**20} MiB in all, which no model needs")
         try:
             return self.bytes(size).decode("utf-8")
         except UnicodeDecodeError:

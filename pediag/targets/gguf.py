@@ -42,8 +42,10 @@ HELD = {
 }
 """GGML types that PyTorch holds as they are; the others are dequantised to float32."""
 
-TINY = 2**16
-"""Elements up to which a tensor of divisors is read when the file is opened; there is one a pair of channels."""
+TINY = 1024
+"""Elements up to which a tensor of divisors is read on opening: one a pair of channels, and the widest published head
+has 512 channels.
+"""
 
 AT_ONCE = 2**22
 """Elements that are dequantised in one go, which bounds what is needed besides the result."""
