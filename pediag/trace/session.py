@@ -86,7 +86,7 @@ class Session:
 
     def __init__(self, target: Target, specs: Sequence[InputSpec] = ()) -> None:
         self.target = target
-        self.specs = specs
+        self.specs = specs = specs or target.inputs
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.leaves: dict[str, Node] = {}
         self.fakes: dict[str, torch.Tensor] = {}
@@ -237,11 +237,22 @@ class Session:
 
     def _sizes(self, row: int) -> Sizes:
         batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
-        tokens = next((size for size in _TOKENS[row] if _free(size, self._dims)), _TOKENS[row][0])
+        tokens = next(self._apart(row), _TOKENS[row][0])
         keys = next(
             (size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0]
         )
         return Sizes(batch, tokens, keys)
+
+    def _apart(self, row: int) -> Iterator[int]:
+        """Lengths that the code takes and that equal no size of the model, the primes of the row first."""
+        takes = self.target.takes
+        if takes is None:
+            yield from (size for size in _TOKENS[row] if _free(size, self._dims))
+            return
+        below = max(_TOKENS[row + 1], default=1) if row + 1 < len(_TOKENS) else 1
+        others = range(max(_TOKENS[row]), below, -1)
+        yield from (size for size in (*_TOKENS[row], *others) if takes(size) and _free(size, self._dims))
+        yield from (size for size in (self.target.longest,) if size is not None)
 
     def _run(self, candidate: Candidate, sizes: Sizes, structural: Trace | None) -> Trace:
         graph = Graph()
