@@ -236,7 +236,7 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     facets.structural = structural = session.structural()
     step.step("recognising encodings")
     facets.encodings = recognise(structural)
-    known = options.seq_len or _own_length(session.target.config, facets.encodings)
+    known = options.seq_len or _taken(session.target, _own_length(session.target.config, facets.encodings))
     facets.seq_len = known or DEFAULT_LENGTH
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
@@ -256,6 +256,14 @@ def _guessed_length(seen: _Seen, structural: Trace) -> None:
 
 def _declared(config: Config | None) -> int | None:
     return maximum_length(config) if config is not None else None
+
+
+def _taken(target: Target, length: int | None) -> int | None:
+    """The longest input of up to ``length`` tokens that the target's code says it takes."""
+    most = min((item for item in (length, target.longest) if item is not None), default=None)
+    if most is None or target.takes is None:
+        return most
+    return next((n for n in range(most, max(0, most - DEFAULT_LENGTH), -1) if target.takes(n)), most)
 
 
 def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | None:
