@@ -138,6 +138,8 @@ def _chosen(walk: _Walk, held: object) -> tuple[list[tuple[str, Any]], str, list
         return [("tensor", held)], "", []
     if isinstance(held, (list, tuple)):
         return [(str(place), item) for place, item in enumerate(held) if _is_tensor(item)], "", []
+    if _is_optimiser(held):
+        return [], "", ["the state of an optimiser"]
     taken: list[str] = []
     left: list[str] = []
     while isinstance(held, Mapping) and len(taken) < NESTING:
@@ -152,6 +154,11 @@ def _chosen(walk: _Walk, held: object) -> tuple[list[tuple[str, Any]], str, list
         taken.append(key)
         held = held[key]
     return list(walk.tensors(held)), ".".join(taken), left
+
+
+def _is_optimiser(held: object) -> bool:
+    """Whether it is what ``torch.optim.Optimizer.state_dict`` gives: averages of gradients by parameter number."""
+    return isinstance(held, Mapping) and set(held) == {"state", "param_groups"}
 
 
 def _is_beside(key: object) -> bool:

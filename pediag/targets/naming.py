@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from pathlib import Path
 from pediag.errors import LoadError
 from pediag.targets._paths import shortened
 from pediag.targets._spec import split_spec
+from pediag.targets._zip import read_archive
 from pediag.targets.config import Config, looks_like_config
 from pediag.targets.opening import OPENERS
 
@@ -207,26 +208,30 @@ def _stores_no_weights(path: str) -> bool:
     Only its directory and the names in its pickle are looked at; where they do not tell, the answer is no.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
-            if len(entries) != 1 or any("/code/" in name for name in archive.namelist()):
-                return False
-            if entries[0].compress_type != zipfile.ZIP_STORED or entries[0].file_size > PICKLE_LIMIT:
-                return False
-            pickled = archive.read(entries[0])
-    except Exception:  # whatever is wrong with it, its opener says it better
+        entries = read_archive(path, Path(path))
+        pickled = [entry for name, entry in entries.items() if name.endswith("/data.pkl")]
+        if len(pickled) != 1 or any("/code/" in name for name in entries):
+            return False
+        if pickled[0].compressed or pickled[0].end - pickled[0].begin > PICKLE_LIMIT:
+            return False
+        with open(path, "rb") as file:
+            file.seek(pickled[0].begin)
+            names = _STORAGE.findall(file.read(pickled[0].end - pickled[0].begin))
+    except (LoadError, OSError):  # its opener says it better
         return False
-    return set(_STORAGE.findall(pickled)) <= _WHOLE_NUMBERS
+    return set(names) <= _WHOLE_NUMBERS
 
 
 def _whole(paths: Iterable[str]) -> Iterator[str]:
-    """Each path, or the index that it is a shard of."""
+    """Each path, or what stands for the model that it is a shard of: the index, or the first part of a split GGUF."""
     indices: dict[str, dict[str, str]] = {}
+    firsts: dict[tuple[str, str], str] = {}
     for path in paths:
         folder, name = os.path.split(path)
         if folder not in indices:
             indices[folder] = _shards(folder)
-        yield indices[folder].get(name) or _first_gguf(path)
+        part = _SPLIT_GGUF.fullmatch(path)
+        yield indices[folder].get(name) or (firsts.setdefault((part[1], part[2]), path) if part else path)
 
 
 def _shards(folder: str) -> dict[str, str]:
@@ -247,31 +252,20 @@ def _named_by(index: str) -> set[str]:
     return {name for name in named.values() if isinstance(name, str)} if isinstance(named, dict) else set()
 
 
-def _first_gguf(path: str) -> str:
-    """The first part of a split GGUF file, by the names that splitting gives; else the path itself."""
-    parts = _SPLIT_GGUF.fullmatch(path)
-    first = f"{parts[1]}-00001-of-{parts[2]}.gguf" if parts else path
-    return first if os.path.isfile(first) else path
-
-
 def _join_shards(listing: Listing) -> None:
     """Two or more typed shards of one model, as a shell's own pattern gives them, are that model."""
     typed = [item.spec for item in listing.targets if not item.error and os.path.isfile(item.spec)]
     if len(typed) < 2:
         return
     whole = dict(zip(typed, _whole(typed), strict=True))
-    models = list(whole.values())
-    joined = {spec: model for spec, model in whole.items() if model != spec and models.count(model) > 1}
-    if joined:
-        listing.targets = [
-            Named(joined[item.spec], item.word) if item.spec in joined else item for item in listing.targets
-        ]
-        read = dict.fromkeys(joined.values())
-        listing.notes += [f"{model}: its {_count(joined, model)} shards are one model" for model in read]
-
-
-def _count(joined: dict[str, str], model: str) -> int:
-    return list(joined.values()).count(model)
+    counts = Counter(whole.values())
+    joined = {spec: model for spec, model in whole.items() if model != spec and counts[model] > 1}
+    listing.targets = [
+        Named(joined[item.spec], item.word) if item.spec in joined else item for item in listing.targets
+    ]
+    listing.notes += [
+        f"{model}: its {counts[model]} shards are one model" for model in dict.fromkeys(joined.values())
+    ]
 
 
 def _drop_repeats(listing: Listing) -> None:
