@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ def open_checkpoint(spec: str, path: Path, *, config: Config | None = None, trus
     """Open a state dict, or under ``trust`` a whole module.
 
     Raises UnsafePickle with the classes and functions that the file asks for, and LoadError for a file that
-    is damaged, is TorchScript, or holds no tensors.
+    is damaged, or holds no tensors. TorchScript archives and exported programs go to their own openers.
     """
+    if (other := _other_archive(spec, path)) is not None:
+        return other(spec, path, config=config, trust=trust)
     held, notes = load_pickle(spec, path, trust=trust)
     if (module := _module_in(held)) is not None:
         target = live_target(module, spec=spec, loader="torch.load (whole module, trusted)", config=config)
@@ -117,6 +120,19 @@ def _module_in(held: object) -> nn.Module | None:
         return held
     inside = [held[key] for key in STATE_KEYS if key in held] if isinstance(held, dict) else []
     return next((item for item in inside if isinstance(item, nn.Module)), None)
+
+
+def _other_archive(spec: str, path: Path) -> Callable[..., Target] | None:
+    """The opener of a zip archive that torch.save did not write; None for what it may have written."""
+    from pediag.targets.exported import is_exported, open_exported
+    from pediag.targets.torchscript import is_torchscript, open_torchscript
+
+    if not first_bytes(path, spec).startswith(ZIP):
+        return None
+    names = {name.partition("/")[2] or name for name in read_archive(spec, path)}
+    if is_exported(names):
+        return open_exported
+    return open_torchscript if is_torchscript(names) else None
 
 
 def _refuse_other_archives(spec: str, entries: dict[str, Entry]) -> None:
