@@ -62,6 +62,7 @@ class Options:
     config: str | os.PathLike[str] | None = None
     inputs: tuple[InputSpec, ...] = ()
     trust: bool = False
+    gather: bool = False
 
 
 @dataclass(slots=True)
@@ -84,19 +85,23 @@ def check(
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
     trust: bool = False,
+    gather: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Judge how a model encodes positions, with every selected rule, at ``seq_len`` tokens.
 
     ``target`` is a live module or what the command line takes. ``seq_len`` defaults to the longest the model
     declares or holds rows for. ``dtype`` is the dtype the model will be cast to. ``inputs`` are specs such as
-    ``"input_ids=int64[B,N]"``. ``select`` and ``ignore`` are codes, names or prefixes.
+    ``"input_ids=int64[B,N]"``. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables
+    that positions need are read from all ranks; every rank must call then, with the same options.
 
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
     rules = registry.select(registry.split(select), registry.split(ignore))
-    return _report(target, rules, _options(seq_len, train_len, dtype, config, inputs, trust), progress)
+    return _report(
+        target, rules, _options(seq_len, train_len, dtype, config, inputs, trust, gather), progress
+    )
 
 
 def inspect(
@@ -108,10 +113,11 @@ def inspect(
     config: str | os.PathLike[str] | None = None,
     inputs: str | Iterable[str | InputSpec] = (),
     trust: bool = False,
+    gather: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Describe what encodes position in a model: a report without findings. Raises as check()."""
-    return _report(target, (), _options(seq_len, train_len, dtype, config, inputs, trust), progress)
+    return _report(target, (), _options(seq_len, train_len, dtype, config, inputs, trust, gather), progress)
 
 
 def _options(
@@ -121,6 +127,7 @@ def _options(
     config: str | os.PathLike[str] | None,
     inputs: str | Iterable[str | InputSpec],
     trust: bool,
+    gather: bool,
 ) -> Options:
     for name, value in (("seq_len", seq_len), ("train_len", train_len)):
         if value is not None and (type(value) is not int or not 1 <= value <= GREATEST_LENGTH):
@@ -134,7 +141,7 @@ def _options(
         raise UsageError(f"--input {twice}: is given twice; give each input once")
     if config is not None and not isinstance(config, (str, os.PathLike)):
         raise UsageError(f"config must be the path of a config.json; got a {type(config).__name__}")
-    return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust)
+    return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust, gather)
 
 
 def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:
@@ -234,6 +241,8 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     facets = seen.facets
     step.step("tracing")
     facets.structural = structural = session.structural()
+    if options.gather and (read := session.gather()):
+        seen.notes.append(f"read from all ranks: {', '.join(read)}")
     step.step("recognising encodings")
     facets.encodings = recognise(structural)
     known = options.seq_len or _taken(session.target, _own_length(session.target.config, facets.encodings))
@@ -301,6 +310,8 @@ def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: 
 
 def _stopped(failure: Failure, *, given: bool) -> str:
     """Why the pass at the structural length stopped, and what to do."""
+    if failure.advice:
+        return f"raised {_told(failure)}; {failure.advice}"
     if failure.abstract:
         return (
             f"needs the values of tokens or activations, which have none here: {_told(failure)}; "

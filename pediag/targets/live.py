@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pediag.errors import LoadError
+from pediag.targets._bare import bare, in_parts
+from pediag.targets._sharded import elsewhere
 from pediag.targets.config import Config, looks_like_config
 from pediag.targets.target import Target
 
@@ -20,18 +21,21 @@ CONFIG_NAMES = ("config", "cfg", "args", "params", "hparams")
 
 
 def live_target(
-    module: nn.Module,
+    module: object,
     *,
     spec: str,
     loader: str,
     config: Config | None = None,
     example_inputs: Callable[[int], Any] | None = None,
 ) -> Target:
-    """A Target around a model that exists; the model itself is not changed.
+    """A Target around a model that exists, or the engine that trains one; the model itself is not changed.
 
-    Raises LoadError for a model that is scripted, has no numbers, or cannot be called.
+    A model that is named by its class goes by that of the model inside its wrappers. Raises LoadError for a model
+    that is scripted, has no numbers, or cannot be called.
     """
-    model, notes = unwrapped(module)
+    model, notes = bare(module)
+    if spec == type(module).__name__:
+        spec = type(model).__name__
     _refuse_scripted(model, spec)
     _refuse_uncallable(model, spec)
     notes += _without_numbers(model, spec)
@@ -39,19 +43,11 @@ def live_target(
         spec=spec,
         loader=loader,
         module=model,
+        in_parts=lambda: in_parts(module),
         config=config or own_config(model),
         example_inputs=example_inputs,
         notes=notes,
     )
-
-
-def unwrapped(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model inside torch.compile and data-parallel wrappers, and a note for each wrapper taken off."""
-    notes = []
-    while (inner := _inside(module)) is not None:
-        notes.append(f"{type(module).__name__} was taken off; the model inside it is checked")
-        module = inner
-    return module, notes
 
 
 def own_config(model: nn.Module) -> Config | None:
@@ -84,18 +80,6 @@ def _is_declaration(value: object) -> bool:
     return False
 
 
-def _inside(module: nn.Module) -> nn.Module | None:
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    compiled = module._modules.get("_orig_mod") if _is_compiled(module) else None
-    inner = module._modules.get("module") if isinstance(module, parallel) else compiled
-    return inner if isinstance(inner, nn.Module) else None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    frame = sys.modules.get("torch._dynamo.eval_frame")
-    return frame is not None and isinstance(module, frame.OptimizedModule)
-
-
 def _refuse_scripted(model: nn.Module, spec: str) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise LoadError(
@@ -120,10 +104,14 @@ def _without_numbers(model: nn.Module, spec: str) -> list[str]:
         raise LoadError(
             f"{spec}: has lazy parameters without a shape: run it once on an example, then check it"
         )
-    empty = sum(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in held)
+    empty = sum(_is_empty(tensor) for tensor in held)
     if held and empty == len(held):
         raise LoadError(
             f"{spec}: has no numbers; all its parameters are on the meta device: load its weights, "
             "or build it on the CPU (for shapes alone, name its config.json)"
         )
     return [f"{empty} of {len(held)} parameters and buffers have no numbers (meta device)"] if empty else []
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    return (tensor.is_meta or isinstance(tensor, FakeTensor)) and elsewhere(tensor) is None

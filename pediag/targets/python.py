@@ -20,7 +20,8 @@ from torch import nn
 from pediag.errors import LoadError
 from pediag.targets._paths import digest, nearest, no_such_file, shortened
 from pediag.targets._spec import DOTTED
-from pediag.targets._usercode import importing_from, reproducible, told_as_theirs
+from pediag.targets._usercode import FILE_MODULE, importing_from, reproducible, told_as_theirs
+from pediag.targets._wrappers import engine_model
 from pediag.targets.checkpoint import tensors_of
 from pediag.targets.config import Config, looks_like_config
 from pediag.targets.live import live_target
@@ -53,7 +54,7 @@ def open_python(spec: str, left: str, name: str, config: Config | None = None) -
 
 def value_target(value: object, *, spec: str, loader: str, config: Config | None = None) -> Target:
     """A Target from a model, a config, or a state dict. Raises LoadError for anything else."""
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module) or engine_model(value) is not None:
         return live_target(value, spec=spec, loader=loader, config=config)
     target = Target(spec=spec, loader=loader, config=config)
     if is_pretrained_config(value):
@@ -77,7 +78,7 @@ def _import_file(spec: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise no_such_file(str(path), path)
     stem = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
-    name = f"_pediag_target_{stem}_{next(_counter)}"
+    name = f"{FILE_MODULE}{stem}_{next(_counter)}"
     made = importlib.util.spec_from_file_location(name, path.resolve())
     if made is None or made.loader is None:
         raise LoadError(f"{spec}: {path} cannot be imported as Python")

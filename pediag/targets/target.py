@@ -49,6 +49,8 @@ class Target:
     - ``names``: an index of the names in ``tensors``, made when one is first asked for.
     - ``inputs``: what the code takes, in the letters of ``--input``, where the target says so itself.
     - ``takes``, ``longest``: whether it takes an input of so many tokens, and the longest, where it says so.
+    - ``in_parts``: of a live model, what makes it with this rank's part of its linear layers; that is None where they
+      are whole.
     - ``reason_not_runnable``: why there is neither ``module`` nor ``build``; empty when there is one.
     """
 
@@ -66,6 +68,7 @@ class Target:
     takes: Callable[[int], bool] | None = None
     longest: int | None = None
     prefix: str = ""
+    in_parts: Callable[[], nn.Module | None] | None = None
     names: tuple[Mapping[str, LazyTensor], Names] | None = field(default=None, repr=False, compare=False)
 
 

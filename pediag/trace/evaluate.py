@@ -38,6 +38,10 @@ def real_numbers() -> Iterator[None]:
         yield
 
 
+class Away(Unavailable):
+    """Numbers that are spread over ranks; the message names the tensor and says how to have them."""
+
+
 class Lane:
     """How one replay treats numbers. The base class replays the program as it was written, on the host."""
 

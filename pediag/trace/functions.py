@@ -221,7 +221,7 @@ class Functions(TorchFunctionMode):
             return
         recorder = self.recorder
         text = f"a mask {tuple(mask.shape)} does not fit scores of {scores[0]} queries and {scores[1]} keys"
-        error = recorder._failed(RuntimeError(text))
+        error = recorder.failed(RuntimeError(text))
         content, position = recorder.node_of(query), recorder.node_of(recorder.abstract(mask))
         module, frame = recorder.failed_module, recorder.failed_frame
         recorder.failed_site = Site("failed", "attention", content, (content,), (position,), module, frame)

@@ -247,3 +247,17 @@ def frozen(item: Any) -> Any:
     except TypeError:
         return id(item)
     return item
+
+
+class _Like:
+    """Shape facts of a node, in the form the graph reads them from a tensor."""
+
+    def __init__(self, node: Node) -> None:
+        self.shape = node.shape
+        self.dtype = node.dtype
+        self.device = torch.device(node.device)
+
+
+def like(node: Node) -> Any:
+    """What :meth:`Graph.add` takes for a tensor of the shape, dtype and device of ``node``."""
+    return _Like(node)

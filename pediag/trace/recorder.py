@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pediag.trace.aliases import Value, View, fresh, read, write
+from pediag.trace.collectives import is_collective, pass_over
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.frames import Frame, user_frame
-from pediag.trace.graph import Graph, Node, Provenance, Site, Transfer, ancestors, nodes_in
+from pediag.trace.graph import Graph, Node, Provenance, Site, Transfer, ancestors, like, nodes_in
 from pediag.trace.noticing import Noticer
 from pediag.trace.numbers import digest
 from pediag.trace.operators import (
@@ -156,8 +157,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bound = self._bind(args)
         named = {key: self._bind_one(item) for key, item in kwargs.items()}
         operands = [*nodes_in(bound), *nodes_in(tuple(named.values()))]
-        if operator.name == "_local_scalar_dense":
-            return self._scalar(operands[0])
+        if operator.name == "_local_scalar_dense" or is_collective(func):
+            exchanged = operator.name != "_local_scalar_dense"
+            return pass_over(self, func, args, kwargs) if exchanged else self._scalar(operands[0])
         self._check_lookup(operator, bound)
         if operator.name in DATA_DEPENDENT:
             result = self._data_dependent(func, bound, named, operands)
@@ -187,7 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _higher_order(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
         """An operation that is given functions: flex attention runs as the sums and products it stands for."""
         if str(func) != "flex_attention":
-            raise self._failed(Unsupported(f"{func} cannot be run abstractly"))
+            raise self.failed(Unsupported(f"{func} cannot be run abstractly"))
         plain = importlib.import_module("torch._higher_order_ops.flex_attention")
         with self:
             return plain.math_attention(*args, **kwargs)
@@ -229,7 +231,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 short = axis == 0 and table.provenance is not CONTENT
                 size = table.shape[axis]
                 where = f"dimension {axis} with size {size}"
-                raise self._failed(
+                raise self.failed(
                     Overrun(table, wrong)
                     if short
                     else IndexError(f"index {wrong} is out of bounds for {where}")
@@ -249,7 +251,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return most
         return least if least < (-size if from_end else 0) else None
 
-    def _failed(self, error: Exception) -> Exception:
+    def failed(self, error: Exception) -> Exception:
         """``error``, after taking down where it happened."""
         self.failed_error, self.failed_site, self.failed_fixed = error, None, False
         self.failed_frame, self.failed_module = user_frame(), self.place.module
@@ -259,7 +261,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(node.provenance is CONTENT for node in operands):
             return None
         provenance = max(node.provenance for node in operands)
-        probe, new = self.graph.add(func, bound, named, provenance, _like(operands[0]))
+        probe, new = self.graph.add(func, bound, named, provenance, like(operands[0]))
         try:
             real = self.evaluator.result(probe)
         except Unavailable:
@@ -285,12 +287,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Shape of a result that the abstract kernels cannot tell; raise again what the model itself would raise."""
         if operands and all(node.provenance is not CONTENT for node in operands) and not operator.writes:
-            probe, _ = self.graph.add(func, bound, named, CONSTANT, _like(operands[0]), share=False)
+            probe, _ = self.graph.add(func, bound, named, CONSTANT, like(operands[0]), share=False)
             try:
                 return self._faked(self.evaluator.result(probe))
             except Unavailable:
                 pass
-        self._failed(error)
+        self.failed(error)
         content = tuple(node for node in operands if node.provenance is CONTENT)
         position = tuple(node for node in operands if node.provenance is POSITION)
         if not position and self.settler.reference is not None:
@@ -449,7 +451,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.host = self._host(operands)
         if provenance is not CONTENT:
             self.settler.settle(node, new)
-        self._write(target, node)
+        self.write(target, node)
         self.noticer.notice(func, operator, node, operands if reads_target else sources, bound, named)
 
     def _record_out(self, func: Any, operator: Operator, kwargs: Any, bound: Any, named: Any) -> None:
@@ -466,10 +468,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.module, node.frame, node.host = self.place.module, user_frame(), self._host(operands)
             self.settler.settle(node, new)
             self.node_of(target)
-            self._write(target, node)
+            self.write(target, node)
             self.noticer.notice(func, operator, node, operands, bound, rest)
 
-    def _write(self, target: torch.Tensor, node: Node) -> None:
+    def write(self, target: torch.Tensor, node: Node) -> None:
+        """Declare that ``target`` is overwritten with ``node``."""
         value: Value = target._pediag  # type: ignore[attr-defined]
         write(self.graph, value, node, target)
         whole = value.storage.node
@@ -488,16 +491,3 @@ def _indices(name: str, bound: tuple[Any, ...]) -> list[tuple[int, Node]]:
         return [(axis, item) for axis, item in enumerate(items) if isinstance(item, Node)]
     axes = max(len(bound[0].shape), 1)
     return [(bound[1] % axes, bound[2])] if bound[0].shape else []
-
-
-class _Like:
-    """Shape facts of a node, in the form the graph reads them from a tensor."""
-
-    def __init__(self, node: Node) -> None:
-        self.shape = node.shape
-        self.dtype = node.dtype
-        self.device = torch.device(node.device)
-
-
-def _like(node: Node) -> Any:
-    return _Like(node)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,15 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
-from pediag.trace.evaluate import Evaluator
-from pediag.trace.frames import Frame, _is_glue
+from pediag.targets._sharded import Elsewhere, elsewhere
+from pediag.trace.evaluate import BUDGET, Away, Evaluator
+from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
-from pediag.trace.graph import Graph, Node, Provenance, Site
+from pediag.trace.graph import Graph, Node, Provenance, ancestors
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
 from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, uncollected, untouched
 from pediag.trace.numbers import digest
 from pediag.trace.operators import UNINITIALISED, describe
-from pediag.trace.place import DependsOnContent, Lengths, Overrun, explain
+from pediag.trace.place import Lengths, explain
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
 from pediag.trace.tokens import at_length, attended, contracts_tokens
@@ -34,25 +34,10 @@ _KEYS = ((139, 137, 131, 127, 149), (47, 43, 41), (19, 17), (11, 13), (5, 7))
 # Not 3: fused query-key-value weights are split in three.
 _BATCHES = (5, 7, 11, 13, 17)
 _SHARED_BELOW = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a forward pass stopped: the model's own error, and where.
-
-    ``table`` and ``largest`` name a table that ended and the row it was asked for, ``site`` a join of positions and
-    content that do not fit, ``fixed`` one of content and a stored value. ``abstract`` says that the model's code
-    reads content, which has no numbers here.
-    """
-
-    message: str
-    module: str
-    frame: Frame | None
-    site: Site | None = None
-    table: Node | None = None
-    largest: int | None = None
-    abstract: bool = False
-    fixed: bool = False
+_SUMS = ("add", "sub")
+_SPLIT = "it is split over ranks and runs by their exchanges only: check it before parallelize_module"
+# Stored tensors that tokens are made of where positions are added to them: a table, a projection, a norm.
+_BESIDE = 8
 
 
 @dataclass(slots=True)
@@ -86,22 +71,26 @@ class Session:
 
     def __init__(self, target: Target, specs: Sequence[InputSpec] = ()) -> None:
         self.target = target
-        self.specs = specs = specs or target.inputs
+        self.specs = specs or target.inputs
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.leaves: dict[str, Node] = {}
-        self.fakes: dict[str, torch.Tensor] = {}
         self.abstract = target.module is None
         self.read_from_storage: set[str] = set()
         self._built = Graph()
-        self.model = target.module if target.module is not None else self._build()
-        self._make_leaves()
-        check_names(self.model, specs)
-        self._maker: Callable[[Sizes], Candidate] | None = None
         self._structural: Trace | None = None
-        self._places: set[int] = set()
-        self._dims = _dimensions(self.model)
+        self._take(target.module if target.module is not None else self._build())
 
     # -- the model ----------------------------------------------------------------------------------------
+
+    def _take(self, model: nn.Module) -> None:
+        """Observe ``model`` from now on."""
+        self.model = model
+        self.leaves: dict[str, Node] = {}
+        self.fakes: dict[str, torch.Tensor] = {}
+        self._make_leaves()
+        check_names(model, self.specs)
+        self._maker: Callable[[Sizes], Candidate] | None = None
+        self._places: set[int] = set()
+        self._dims = _dimensions(model)
 
     def _build(self) -> nn.Module:
         assert self.target.build is not None
@@ -138,14 +127,19 @@ class Session:
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         try:
-            return self.fake_mode.from_tensor(tensor)
+            fake = self.fake_mode.from_tensor(tensor)
         except Exception as error:
             raise TraceError(
                 f"a {type(tensor).__name__} cannot be made abstract: {explain(error)}"
             ) from error
+        if (known := elsewhere(tensor)) is not None:
+            fake.fake_device = known.device
+        return fake
 
     def _live_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, shared: dict[Any, Node]) -> Node:
         """A leaf of a live tensor; fixed tables with the same numbers are one leaf, so layers share them."""
+        if (known := elsewhere(tensor)) is not None:
+            return self._absent_leaf(holder, name, tensor, known)
         key = None
         if not isinstance(tensor, nn.Parameter) and tensor.numel() <= _SHARED_BELOW:
             key = digest(tensor) if tensor.device.type != "meta" else None
@@ -154,6 +148,18 @@ class Session:
         node = holder.leaf(tensor, Provenance.WEIGHT)
         if key is not None:
             shared[key] = node
+        return node
+
+    def _absent_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, known: Elsewhere) -> Node:
+        """A leaf of a tensor that is not whole here, or is read from where it is kept."""
+
+        def read() -> torch.Tensor:
+            if known.read is None:
+                raise Away(f"{name} {known.reason}")
+            return known.read()
+
+        node = holder.leaf(tensor, Provenance.WEIGHT)
+        node.source, node.device = read, known.device.type
         return node
 
     def _stored_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor) -> Node:
@@ -177,7 +183,47 @@ class Session:
         """The pass at a short prime length that equals no size of the model."""
         if self._structural is None:
             self._structural = self._first_that_runs()
+            if self._structural.failure is not None and self.target.in_parts is not None:
+                self._structural = self._in_parts(self._structural)
         return self._structural
+
+    def _in_parts(self, first: Trace) -> Trace:
+        """The pass of the model that holds this rank's part only; ``first`` where that does not run either."""
+        whole, maker = self.model, self._maker
+        assert self.target.in_parts is not None
+        parts = self.target.in_parts()
+        if parts is None:
+            return first
+        self._take(parts)
+        trace = self._first_that_runs()
+        if trace.failure is not None:
+            self._take(whole)
+            self._maker = maker
+            assert first.failure is not None
+            first.failure = replace(first.failure, advice=_SPLIT)
+            return first
+        self.target.notes.append(
+            "its code takes one rank's part of the linear layers, so that is what it runs with"
+        )
+        return trace
+
+    def gather(self) -> list[str]:
+        """Read what is spread over ranks and position code of the structural pass needs; return its names.
+
+        Every rank must call this, in the same order among its collectives: the tensors are read one by one, by name.
+        """
+        trace = self.structural()
+        needed = _needed(trace.graph)
+        named = sorted(name for name, leaf in self.leaves.items() if leaf in needed)
+        stand_ins = dict(self._named_tensors())
+        read = []
+        for name in named:
+            known = elsewhere(stand_ins[name])
+            if known is not None and known.gather is not None and self.leaves[name].numel <= BUDGET:
+                self.leaves[name].source = _constant(known.gather().cpu())
+                read.append(name)
+        trace.value = Evaluator()
+        return read
 
     def at(self, seq_len: int) -> Trace:
         """The pass at ``seq_len`` tokens, following the structural one."""
@@ -199,13 +245,13 @@ class Session:
                 if longer is not None and longer.table is not None:
                     failed.pop()  # this shorter input got past the table that ended
                 failed.append((trace, maker))
-                if not _too_long(trace.failure):
+                if not too_long(trace.failure):
                     break
         if not failed:
             raise TraceError(
                 f"{self.target.spec}: forward() takes no input that could be made up; give --input"
             )
-        trace, self._maker = min(failed, key=lambda pair: _distance(pair[0].failure))
+        trace, self._maker = min(failed, key=lambda pair: distance(pair[0].failure))
         return trace
 
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
@@ -306,7 +352,7 @@ class Session:
                 else:
                     torch.func.functional_call(self.model, dict(self.fakes), tuple(arguments), keywords)
             except Exception as error:
-                return _failure(recorder, error)
+                return stopped(recorder, error)
         return None
 
     def _lengths(self, candidate: Candidate, sizes: Sizes) -> Lengths:
@@ -351,6 +397,24 @@ def _numbers(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
     if item.role == "mask":
         return torch.ones(shape, dtype=item.dtype)
     return torch.arange(shape[-1]).to(item.dtype).expand(shape)
+
+
+def _needed(graph: Graph) -> set[Node]:
+    """The leaves that position values are made of, and those of the tokens that positions are added to."""
+    roots = [node for site in graph.sites for node in site.position]
+    roots += [node for encoding_site in graph.constant_sites for node in encoding_site.position]
+    found = {part for node in roots for part in ancestors(node) if part.op == "leaf"}
+    for site in graph.sites:
+        beside = [
+            part for node in site.content for part in ancestors(node) if part.op == "leaf" and part.stored
+        ]
+        if site.op in _SUMS and len(beside) <= _BESIDE:
+            found.update(beside)
+    return found
+
+
+def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: tensor
 
 
 def _deterministic(node: Node) -> bool:
@@ -406,59 +470,3 @@ def _plain_attributes(model: nn.Module) -> dict[int, str]:
             if isinstance(item, torch.Tensor):
                 found[id(item)] = f"{path}.{name}".lstrip(".")
     return found
-
-
-def _failure(recorder: Recorder, error: Exception) -> Failure:
-    """What is known of an error that ended a pass, or of the one behind it."""
-    chain = list(_chain(error))
-    known = recorder.failed_error in chain
-    raised = recorder.place.raised
-    module = raised[1] if raised is not None and raised[0] is error else recorder.place.module
-    module = recorder.failed_module if known else module
-    frame = _last_user_frame(error) or (recorder.failed_frame if known else None)
-    overrun = next((item for item in chain if isinstance(item, Overrun)), None)
-    if overrun is not None:
-        return Failure(str(overrun), module, frame, None, overrun.table, overrun.largest)
-    site, fixed = (recorder.failed_site, recorder.failed_fixed) if known else (None, False)
-    return Failure(explain(error), module, frame, site, abstract=any(map(_abstract, chain)), fixed=fixed)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _abstract(error: BaseException) -> bool:
-    """Whether an error says that a number or shape depends on content."""
-    name = type(error).__name__
-    return isinstance(error, DependsOnContent) or "DataDependent" in name or "DynamicOutputShape" in name
-
-
-def _last_user_frame(error: BaseException) -> Frame | None:
-    frames = [
-        Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not _is_glue(frame.f_code)
-    ]
-    return frames[-1] if frames else None
-
-
-def _too_long(failure: Failure) -> bool:
-    """Whether a shorter input might run: a table ended, sizes do not fit, or the model's own check refused."""
-    refused = failure.message.startswith(("AssertionError", "ValueError"))
-    return failure.table is not None or failure.site is not None or failure.fixed or refused
-
-
-def _distance(failure: Failure | None) -> int:
-    """How little a failed attempt tells: least for one that failed where positions meet content."""
-    if failure is None:
-        return 0
-    if failure.site is not None:
-        return 1
-    if failure.table is not None:
-        return 2
-    return 3 if failure.abstract else 4

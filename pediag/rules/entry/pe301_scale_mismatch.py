@@ -149,7 +149,7 @@ def _real(site: Site) -> bool:
 
 def _ratio(facets: Facets, trace: Trace, site: Site) -> _Ratio:
     """The ratio at a site. Raises CouldNotCheck with what is missing."""
-    from pediag.trace import Unavailable
+    from pediag.trace import Away, Unavailable
 
     at = f" at {line_of(site.frame)}" if site.frame else ""
     try:
@@ -160,7 +160,8 @@ def _ratio(facets: Facets, trace: Trace, site: Site) -> _Ratio:
         text = f"the content that positions meet{at} is no function of token ids: {reason}"
         raise CouldNotCheck(text) from None
     except Unavailable as reason:
-        raise CouldNotCheck(f"the numbers added{at} are not known: {reason}; give a checkpoint") from None
+        advice = "" if isinstance(reason, Away) else "; give a checkpoint"
+        raise CouldNotCheck(f"the numbers added{at} are not known: {reason}{advice}") from None
     if positions == 0:
         raise CouldNotCheck(f"the positions added{at} are all equal, as in a table before training")
     if tokens == 0:

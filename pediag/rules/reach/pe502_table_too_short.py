@@ -53,8 +53,7 @@ from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
     from pediag.encodings import Encoding, Table
-    from pediag.trace import Frame, Node, Trace
-    from pediag.trace.session import Failure
+    from pediag.trace import Failure, Frame, Node, Trace
 
 
 MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")

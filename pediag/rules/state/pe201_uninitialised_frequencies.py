@@ -120,7 +120,7 @@ def check(facets: Facets) -> Iterator[Finding]:
         yield _finding(facets, suspect)
     if not merged and not looked.judged:
         if looked.unknown:
-            raise CouldNotCheck(f"the frequencies have no numbers here: {looked.unknown}; give the weights")
+            raise CouldNotCheck(f"the frequencies have no numbers here: {looked.unknown}")
         raise NotApplicable("the model has no rotary encoding")
 
 
@@ -214,12 +214,12 @@ class _Looked:
         """A value in a finished table that is no cosine or sine; None when there is none or it is unknown."""
         import torch
 
-        from pediag.trace import Unavailable
+        from pediag.trace import Away, Unavailable
 
         try:
             value = self.trace.value(leaf)
         except Unavailable as reason:
-            self.unknown = str(reason)
+            self.unknown = str(reason) if isinstance(reason, Away) else f"{reason}; give the weights"
             return None
         if not (value.is_floating_point() or value.is_complex()):
             return None
