@@ -16,6 +16,9 @@ ANYWHERE = (
 )
 """Components that compilers, trainers and checkpointing wrappers put before the part that they wrap."""
 
+ADAPTED = "base_model.model."
+"""What PEFT puts in front of the names of the model that it adapts."""
+
 HOLDERS = ("model",)
 """The attribute under which trainers hold a model, beside the one that all stored names share."""
 
@@ -24,6 +27,7 @@ def bare_name(name: str) -> str:
     """``name`` without what wrappers added."""
     if "_" not in name and not name.startswith("module."):
         return name
+    name = name.removeprefix(ADAPTED)
     parts = [part for part in name.split(".") if part not in ANYWHERE]
     first = next((place for place, part in enumerate(parts) if part not in LEADING), 0)
     return ".".join(parts[first:])

@@ -3,65 +3,75 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from pediag.errors import LoadError
-from pediag.targets._paths import digest, first_bytes, shortened
+from pediag.targets._content import refuse_special
+from pediag.targets._layouts import beside_config, not_a_model
+from pediag.targets._paths import digest, first_bytes
+from pediag.targets._trust import Trust
+from pediag.targets._weights import elsewhere, read_index, weights_in
 from pediag.targets.config import Config
+from pediag.targets.original import is_original, open_original, open_original_folder
 from pediag.targets.pretrained import add_recipe, with_config
-from pediag.targets.safetensors import index_files, read_index, read_safetensors
-from pediag.targets.target import LazyTensor, Target
-
-Tensors = Mapping[str, LazyTensor]
+from pediag.targets.safetensors import read_safetensors
+from pediag.targets.target import Target
 
 TENSORS_ONLY = (
     "stored tensors have numbers but no code: name the model's factory, or add --config config.json"
 )
+CONFIG, ADAPTER, PARAMS = "config.json", "adapter_config.json", "params.json"
+MODEL_STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
+
+FILES_LIMIT = 10_000
+"""Names of a folder that are looked at."""
 
 
-def open_directory(spec: str, path: Path, *, config: Config | None = None, trust: bool = False) -> Target:
+def open_directory(spec: str, path: Path, *, config: Config | None = None, trust: Trust = False) -> Target:
     """A pretrained model's folder: its config, a recipe to build it, and its tensors read lazily.
 
-    Raises LoadError where there is no ``config.json``, or a file in it is damaged.
+    An adapter's folder opens its base model where that is at hand; a ``params.json`` is read where there is no
+    ``config.json``. Raises LoadError where there is none of these, or a file in it is damaged.
     """
-    declared = path / "config.json"
-    if not declared.is_file():
-        raise _no_config(spec, path)
-    target = Target(
-        spec=spec, loader="config.json", config=Config.from_file(declared), sha256=digest(declared)
-    )
-    add_recipe(target)
-    target.config = config or target.config
-    target.tensors, target.notes = _stored(path, trust=trust)
-    return target
+    names = _names(spec, path)
+    for name in (CONFIG, ADAPTER, PARAMS):
+        if name in names:
+            refuse_special(f"{spec}/{name}".replace("//", "/"), path / name)
+    if ADAPTER in names and (CONFIG not in names or not _has_weights(path)):
+        from pediag.targets.adapter import open_adapter
+
+        return open_adapter(spec, path, config=config, trust=trust)
+    if CONFIG in names:
+        return _pretrained(spec, path, names, config, trust)
+    if PARAMS in names:
+        return open_original_folder(spec, path, config=config, trust=trust)
+    raise not_a_model(spec, path, names)
 
 
-def open_json(spec: str, path: Path, *, config: Config | None = None, trust: bool = False) -> Target:
-    """A ``config.json`` alone, or the index of a sharded checkpoint."""
+def open_json(spec: str, path: Path, *, config: Config | None = None, trust: Trust = False) -> Target:
+    """A ``config.json`` alone, a ``params.json``, an adapter's config, or the index of a sharded checkpoint."""
     first_bytes(path, spec)
     declared = Config.from_file(path)
     if "weight_map" in declared:
-        tensors, notes = read_index(spec, path)
-        target = Target(
-            spec, "safetensors index", tensors=tensors, notes=notes, reason_not_runnable=TENSORS_ONLY
-        )
-        return with_config(target, config)
-    return Target(
-        spec=spec,
-        loader="config alone",
-        config=config or declared,
-        sha256=digest(path),
-        reason_not_runnable=f"a config alone is judged by what it declares: name its folder, {path.parent}, "
-        "to build the model and run it",
-    )
+        return _indexed(spec, path, config, trust)
+    if "peft_type" in declared:
+        from pediag.targets.adapter import open_adapter
+
+        return open_adapter(spec, path.parent, config=config, trust=trust, declared=declared)
+    if is_original(declared):
+        return open_original(spec, path, declared, config=config)
+    target = Target(spec=spec, loader=CONFIG, config=declared, sha256=digest(path))
+    add_recipe(target)
+    target.config = config or target.config
+    return target
 
 
-def open_safetensors(spec: str, path: Path, *, config: Config | None = None, trust: bool = False) -> Target:
+def open_safetensors(spec: str, path: Path, *, config: Config | None = None, trust: Trust = False) -> Target:
     """One ``.safetensors`` file: tensors only, and a recipe where the user adds a config."""
     tensors = read_safetensors(spec, path)
     notes = []
-    if config is None and (path.parent / "config.json").is_file():
+    if config is None and (path.parent / CONFIG).is_file():
         notes = [f"the config.json beside it was not read: name the folder {path.parent} to use it"]
     target = Target(
         spec, "safetensors", digest(path), tensors=tensors, notes=notes, reason_not_runnable=TENSORS_ONLY
@@ -69,47 +79,60 @@ def open_safetensors(spec: str, path: Path, *, config: Config | None = None, tru
     return with_config(target, config)
 
 
-def _stored(path: Path, *, trust: bool) -> tuple[Tensors, list[str]]:
-    """The folder's tensors in the order in which transformers looks for them, and notes."""
-    for name in ("model.safetensors", "diffusion_pytorch_model.safetensors"):
-        if (path / name).is_file():
-            return read_safetensors(os.fspath(path / name), path / name), []
-    if (index := path / "model.safetensors.index.json").is_file():
-        return read_index(os.fspath(index), index)
-    if (pickled := path / "pytorch_model.bin").is_file():
-        return _pickled([pickled], trust=trust)
-    if (index := path / "pytorch_model.bin.index.json").is_file():
-        shards = [path / name for name in index_files(os.fspath(index), index)]
-        return _pickled([shard for shard in shards if shard.is_file()], trust=trust)
-    return {}, ["no weights in the folder: rules that read stored numbers have nothing to read"]
+def _indexed(spec: str, path: Path, config: Config | None, trust: Trust) -> Target:
+    read = read_index(spec, path, trust=trust)
+    assert read is not None
+    kind = "safetensors" if read.files[0].endswith(".safetensors") else "torch.save"
+    target = Target(
+        spec,
+        f"{kind} index",
+        digest(path),
+        tensors=read.tensors,
+        notes=read.notes,
+        reason_not_runnable=TENSORS_ONLY,
+    )
+    return with_config(target, config)
 
 
-def _pickled(paths: list[Path], *, trust: bool) -> tuple[Tensors, list[str]]:
-    """Tensors of pickled shards; a shard that asks for code is left unread, with a note."""
-    from pediag.targets.checkpoint import UnsafePickle, load_pickle, tensors_of
-
-    tensors: dict[str, LazyTensor] = {}
-    notes: list[str] = []
-    for path in paths:
-        try:
-            held, read = load_pickle(os.fspath(path), path, trust=trust)
-        except UnsafePickle as error:
-            notes.append(str(error))
-            continue
-        tensors.update(tensors_of(held))
-        notes += read
-    return tensors, notes
+def _pretrained(spec: str, path: Path, names: list[str], config: Config | None, trust: Trust) -> Target:
+    """A folder in the transformers layout."""
+    declared = path / CONFIG
+    target = Target(spec=spec, loader=CONFIG, config=Config.from_file(declared), sha256=digest(declared))
+    add_recipe(target, folder=path, trust=trust)
+    target.config = config or target.config
+    read = weights_in(path, MODEL_STEMS, trust=trust)
+    target.tensors = read.tensors
+    target.notes += read.notes or ([] if read.files else [_no_weights(path, names)])
+    target.notes += beside_config(path, names)
+    return target
 
 
-def _no_config(spec: str, path: Path) -> LoadError:
+def _no_weights(path: Path, names: list[str]) -> str:
+    """A note on a folder without weights that are read."""
+    told = "no weights in the folder: rules that read stored numbers have nothing to read"
+    if other := elsewhere(names):
+        return f"no weights that are read in the folder; {other}"
+    for name in names:
+        if (path / name).is_dir() and _has_weights(path / name):
+            return f"{told}; there are some in {path / name}"
+    return told
+
+
+def _has_weights(path: Path) -> bool:
     try:
-        files = sorted(item.name for item in path.iterdir())
+        listed = [item.name for item in islice(path.iterdir(), FILES_LIMIT)]
+    except OSError:
+        return False
+    return any(name.startswith((*MODEL_STEMS, "consolidated")) and _is_weight(name) for name in listed)
+
+
+def _is_weight(name: str) -> bool:
+    return name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json"))
+
+
+def _names(spec: str, path: Path) -> list[str]:
+    """Sorted names in a folder. Raises LoadError where it cannot be listed."""
+    try:
+        return sorted(islice(os.listdir(path), FILES_LIMIT))
     except OSError as error:
-        return LoadError(f"{spec}: {(error.strerror or str(error)).lower()}")
-    if "adapter_config.json" in files:
-        return LoadError(f"{spec}: holds an adapter, not a model: name the folder of its base model")
-    usable = [
-        name for name in files if name.endswith((".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".py"))
-    ]
-    hint = f"; in it could be named: {shortened(usable, 6)}" if usable else ""
-    return LoadError(f"{spec}: a directory without config.json{hint}")
+        raise LoadError(f"{spec}: {(error.strerror or str(error)).lower()}") from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pediag.errors import LoadError
+from pediag.targets._content import content_suffix, refuse_special
 from pediag.targets._paths import first_bytes, nearest, no_such_file
 from pediag.targets.config import Config
 from pediag.targets.target import Target
@@ -23,8 +24,9 @@ class Opener(Protocol):
         """Open the file ``path``, which the user named ``spec``."""
 
 
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 OPENERS = {
-    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), ("checkpoint", "open_checkpoint")),
+    **dict.fromkeys(PICKLED, ("checkpoint", "open_checkpoint")),
     ".pt2": ("exported", "open_exported"),
     ".safetensors": ("directory", "open_safetensors"),
     ".json": ("directory", "open_json"),
@@ -32,14 +34,24 @@ OPENERS = {
 }
 """Suffix -> module and function that open such a file; the module is imported when one is named."""
 
-GGUF_MAGIC = b"GGUF"
 KNOWN = (".py", *OPENERS)
+PYTHON = "give the Python model as file.py:name"
 NOT_READ = {
-    ".onnx": "an ONNX graph",
-    ".h5": "an HDF5 file",
-    ".ipynb": "a notebook",
-    ".pkl": "a plain pickle",
+    ".onnx": ("an ONNX graph", PYTHON),
+    ".h5": ("an HDF5 file (TensorFlow or Keras)", f"convert its weights to safetensors, or {PYTHON}"),
+    ".keras": ("a Keras model", PYTHON),
+    ".pb": ("a TensorFlow graph", PYTHON),
+    ".tflite": ("a TensorFlow Lite graph", PYTHON),
+    ".mlmodel": ("a Core ML model", PYTHON),
+    ".msgpack": ("a Flax checkpoint", "convert it with transformers 4, from_pretrained(..., from_flax=True)"),
+    ".npz": ("an archive of NumPy arrays", "save its arrays with safetensors.numpy.save_file"),
+    ".npy": ("a NumPy array", "save it with safetensors.numpy.save_file"),
+    ".distcp": ("one file of a distributed checkpoint", "name its folder to see how to gather it"),
+    ".engine": ("a compiled engine", PYTHON),
+    ".ipynb": ("a notebook", PYTHON),
+    ".pkl": ("a plain pickle", "save model.state_dict() with torch.save"),
 }
+"""Suffixes of files that are not read: what such a file is, and what to do."""
 
 
 def open_target(
@@ -64,7 +76,8 @@ def _open_spec(spec: str, config: Config | None, trust: bool) -> Target:
     path = Path(spec)
     if not spec.strip() or "\0" in spec:
         raise LoadError("an empty target: name a file, a folder, or file.py:name")
-    if _exists(spec, path):
+    refuse_special(spec, path)
+    if path.exists():
         return _open_path(spec, path, config, trust)
     from pediag.targets._spec import split_spec
 
@@ -76,30 +89,17 @@ def _open_spec(spec: str, config: Config | None, trust: bool) -> Target:
     return open_python(spec, *named, config)
 
 
-def _exists(spec: str, path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{spec}: {str(getattr(error, 'strerror', None) or error).lower()}") from None
-    return True
-
-
 def _open_path(spec: str, path: Path, config: Config | None, trust: bool) -> Target:
     if path.is_dir():
         from pediag.targets.directory import open_directory
 
         return open_directory(spec, path, config=config, trust=trust)
-    if not path.is_file():
-        raise LoadError(f"{spec}: neither a file nor a directory")
     suffix = path.suffix.lower()
     if suffix == ".py":
         from pediag.targets._spec import refuse_unnamed
 
         raise refuse_unnamed(spec, path)
-    if _begins(path, GGUF_MAGIC):
-        suffix = ".gguf"
+    suffix = _told_by_content(path, suffix)
     if suffix not in OPENERS:
         raise _unknown_kind(spec, path, suffix)
     module, function = OPENERS[suffix]
@@ -107,19 +107,18 @@ def _open_path(spec: str, path: Path, config: Config | None, trust: bool) -> Tar
     return opener(spec, path, config=config, trust=trust)
 
 
-def _begins(path: Path, sign: bytes) -> bool:
-    """Whether a file begins with ``sign``; one that cannot be read is left to its opener to tell of."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(sign)) == sign
-    except OSError:
-        return False
+def _told_by_content(path: Path, suffix: str) -> str:
+    """The suffix whose opener reads the file: what its first bytes say, where they say it."""
+    told = content_suffix(path)
+    archive = told == ".pt" and suffix in (".pt2", ".pt", ".npz", ".keras", ".mlmodel", *PICKLED)
+    return suffix if archive or not told else told
 
 
 def _unknown_kind(spec: str, path: Path, suffix: str) -> LoadError:
     first_bytes(path, spec)
     if suffix in NOT_READ:
-        return LoadError(f"{spec}: {NOT_READ[suffix]} is not read: give the Python model as file.py:name")
+        kind, advice = NOT_READ[suffix]
+        return LoadError(f"{spec}: {kind} is not read: {advice}")
     near = nearest(suffix, KNOWN, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     kind = f"unknown extension {suffix}{hint}" if suffix else "a file without extension"

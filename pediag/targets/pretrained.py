@@ -1,7 +1,7 @@
 """Models that transformers knows: from a configuration to a recipe that builds the model without weights.
 
-No code of a checkpoint is run and nothing is fetched: the configuration is read here, and the class comes
-from the installed library. Importing this module imports neither torch nor transformers.
+Nothing is fetched, and no code of a checkpoint is run unless it is trusted: the configuration is read here, and the
+class comes from the installed library. Importing this module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pediag.errors import LoadError
-from pediag.targets._paths import nearest
+from pediag.targets._paths import nearest, shortened
+from pediag.targets._remote import code_named, load_own_code
+from pediag.targets._trust import Trust, trusted_by
 from pediag.targets._usercode import describe
 from pediag.targets.config import Config
 from pediag.targets.target import Target
@@ -45,8 +48,11 @@ def loader_name() -> str:
     return f"transformers {version}, built without weights"
 
 
-def add_recipe(target: Target) -> None:
-    """Give ``target`` a ``build`` from its own config, or the reason why there is none."""
+def add_recipe(target: Target, *, folder: Path | None = None, trust: Trust = False) -> None:
+    """Give ``target`` a ``build`` from its own config, or the reason why there is none.
+
+    Where only code in ``folder`` knows the type of model, that code is what ``build`` runs under ``trust``.
+    """
     config = target.config
     if config is None or not (config.get("model_type") or config.get("architectures")):
         target.reason_not_runnable = NO_TYPE
@@ -55,6 +61,27 @@ def add_recipe(target: Target) -> None:
     else:
         target.loader = loader_name()
         target.build = build_recipe(target, None)
+        if code_named(config):
+            _with_own_code(target, config, folder, trust)
+
+
+def _with_own_code(target: Target, config: Config, folder: Path | None, trust: Trust) -> None:
+    """The recipe of a model whose config names code: transformers' own class, theirs under ``trust``, or none."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    files = shortened(code_named(config), 4)
+    if config.get("model_type") in CONFIG_MAPPING_NAMES:
+        target.notes.append(f"transformers has this type of model, so its own code ({files}) was not used")
+        return
+    if folder is not None and trust:
+        target.build = own_code_recipe(target, folder, trust)
+        target.loader = f"{loader_name()} by code of the folder (trusted)"
+        return
+    target.build, target.loader = None, "config.json"
+    target.reason_not_runnable = (
+        f"the code of a {config.get('model_type')!r} comes with the checkpoint ({files}) and was not run: "
+        "add --trust if you trust its origin, or import it and name it as file.py:name"
+    )
 
 
 def with_config(target: Target, config: Config | None) -> Target:
@@ -90,6 +117,27 @@ def build_recipe(target: Target, ready: Any | None) -> Callable[[], nn.Module]:
     return build
 
 
+def own_code_recipe(target: Target, folder: Path, trust: Trust) -> Callable[[], nn.Module]:
+    """A recipe that runs the code which ``target.config`` names in ``folder``; a note tells that it ran."""
+    declared = target.config
+    assert declared is not None
+
+    def build() -> nn.Module:
+        with _quiet():
+            target.notes += [
+                f"{trusted_by(trust)} was used: code in {folder / name} ran" for name in code_named(declared)
+            ]
+            config_class, cls = load_own_code(target.spec, folder, declared)
+            try:
+                config = config_class.from_dict(copy.deepcopy(declared.values))
+            except Exception as error:
+                raise LoadError(f"{target.spec}: {config_class.__name__} raised {describe(error)}") from error
+            target.prefix = getattr(cls, "base_model_prefix", "") or ""
+            return _construct(target.spec, cls, config)
+
+    return build
+
+
 def _transformers_config(spec: str, declared: Config | None) -> Any:
     """The declaration as an object of its transformers class. Raises LoadError for one that it refuses."""
     from transformers import CONFIG_MAPPING
@@ -97,7 +145,7 @@ def _transformers_config(spec: str, declared: Config | None) -> Any:
     values = copy.deepcopy(declared.values) if declared else {}
     model_type = values.get("model_type") or _type_of_architecture(values)
     if model_type not in CONFIG_MAPPING:
-        raise LoadError(_unknown_type(spec, model_type, values, list(CONFIG_MAPPING.keys())))
+        raise LoadError(_unknown_type(spec, model_type, list(CONFIG_MAPPING.keys())))
     try:
         return CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:
@@ -110,12 +158,9 @@ def _type_of_architecture(values: dict[str, Any]) -> Any:
     return getattr(getattr(cls, "config_class", None), "model_type", None)
 
 
-def _unknown_type(spec: str, model_type: object, values: dict[str, Any], known: list[str]) -> str:
-    if values.get("auto_map"):
-        why = "its code comes with the checkpoint and is not run: import it and name it as file.py:name"
-    else:
-        near = nearest(str(model_type), known)
-        why = f"nearest: {', '.join(near)}" if near else "name the model's factory as file.py:name"
+def _unknown_type(spec: str, model_type: object, known: list[str]) -> str:
+    near = nearest(str(model_type), known)
+    why = f"nearest: {', '.join(near)}" if near else "name the model's factory as file.py:name"
     version = importlib.metadata.version("transformers")
     return f"{spec}: transformers {version} knows no model type {model_type!r}; {why}"
 

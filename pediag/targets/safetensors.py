@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard
 
 from pediag.errors import LoadError
 from pediag.targets._paths import first_bytes, shortened
-from pediag.targets.config import Config
 from pediag.targets.target import LazyTensor
 
 if TYPE_CHECKING:
@@ -71,40 +69,6 @@ def read_safetensors(spec: str, path: Path) -> dict[str, LazyTensor]:
     read = [_tensor(spec, path, name, entry, start, size) for name, entry in header.items()]
     _refuse_overlap(spec, [(extent, tensor.name) for tensor, extent in read])
     return {tensor.name: tensor for tensor, _ in read}
-
-
-def read_index(spec: str, path: Path) -> tuple[dict[str, LazyTensor], list[str]]:
-    """The tensors of a sharded checkpoint by its ``*.index.json``, and notes on shards that are missing.
-
-    Raises LoadError for an index that is malformed, or names files outside its folder.
-    """
-    files = index_files(spec, path)
-    shards = [path.parent / name for name in files]
-    present = [shard for shard in shards if shard.is_file()]
-    missing = [shard.name for shard in shards if not shard.is_file()]
-    if not present:
-        raise LoadError(f"{spec}: none of the {len(shards)} files that it names is there")
-    notes = (
-        [f"{len(missing)} of {len(shards)} weight files are missing: {shortened(missing, 4)}"]
-        if missing
-        else []
-    )
-    tensors = {}
-    for shard in present:
-        tensors.update(read_safetensors(os.fspath(shard), shard))
-    return tensors, notes
-
-
-def index_files(spec: str, path: Path) -> list[str]:
-    """The distinct file names in the ``weight_map`` of an index. Raises LoadError for unusable ones."""
-    weight_map = Config.from_file(path).values.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise LoadError(f"{spec}: an index needs a weight_map of tensor name -> file name")
-    names = set(weight_map.values()) if all(isinstance(name, str) for name in weight_map.values()) else {""}
-    for name in names:
-        if not name or Path(name).is_absolute() or ".." in Path(name).parts:
-            raise LoadError(f"{spec}: the weight_map names {name!r}, which is no file in this folder")
-    return sorted(names)
 
 
 def _header(spec: str, path: Path) -> tuple[dict[str, Any], int]:
@@ -194,15 +158,11 @@ def _load(path: Path, name: str, dtype: str, shape: tuple[int, ...], extent: _Ex
     """Map the tensor's bytes; they are read from the disk page by page as they are used."""
     import torch
 
+    from pediag.targets._mapped import mapped_bytes
+
     kind: object = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise LoadError(f"{path}: tensor {name!r} is {dtype}, which PyTorch {torch.__version__} cannot hold")
     if extent.begin == extent.end:
         return torch.empty(shape, dtype=kind)
-    try:
-        storage: Any = torch.UntypedStorage.from_file(os.fspath(path), False, extent.end)
-    except (RuntimeError, OSError):
-        raise LoadError(f"{path}: changed or vanished since it was opened") from None
-    data = torch.empty(0, dtype=torch.uint8).set_(storage)[extent.begin : extent.end]
-    aligned = data if extent.begin % max(kind.itemsize, 1) == 0 else data.clone()
-    return aligned.view(kind).reshape(shape)
+    return mapped_bytes(path, extent.begin, extent.end, kind).reshape(shape)
