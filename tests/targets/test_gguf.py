@@ -138,7 +138,7 @@ def test_the_content_decides_not_the_suffix(tmp_path: Path, name: str) -> None:
 def test_something_else_under_the_suffix(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for content, says in (
-        (b"PK\3\4" * 20, "does not begin with GGUF"),
+        (b"NOPE" * 20, "does not begin with GGUF"),
         (b"", "empty file"),
         (b"<html>", "HTML"),
     ):
