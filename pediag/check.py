@@ -12,6 +12,7 @@ from pediag.report.model import Report, TargetInfo
 from pediag.rules import registry
 from pediag.rules.rule import Facets, Rule
 from pediag.rules.run import NO_CONFIG, run
+from pediag.settings import Allowed, decided
 from pediag.targets import (
     Config,
     InputSpec,
@@ -23,6 +24,7 @@ from pediag.targets import (
     serving_dtype,
     shown,
     trained_length,
+    understood,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Options:
     dtype: str | None = None
     config: str | os.PathLike[str] | None = None
     inputs: tuple[InputSpec, ...] = ()
-    trust: bool = False
+    trust: Allowed = False
     gather: bool = False
 
 
@@ -84,7 +86,7 @@ def check(
     inputs: str | Iterable[str | InputSpec] = (),
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
-    trust: bool = False,
+    trust: Allowed = False,
     gather: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -93,7 +95,8 @@ def check(
     ``target`` is a live module or what the command line takes. ``seq_len`` defaults to the longest the model
     declares or holds rows for. ``dtype`` is the dtype the model will be cast to. ``inputs`` are specs such as
     ``"input_ids=int64[B,N]"``. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables
-    that positions need are read from all ranks; every rank must call then, with the same options.
+    that positions need are read from all ranks; every rank must call then, with the same options. ``trust`` lets code
+    that came with the target run; a path is the settings file of the user's that says so.
 
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
@@ -112,7 +115,7 @@ def inspect(
     dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
     inputs: str | Iterable[str | InputSpec] = (),
-    trust: bool = False,
+    trust: Allowed = False,
     gather: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -126,7 +129,7 @@ def _options(
     dtype: str | torch.dtype | None,
     config: str | os.PathLike[str] | None,
     inputs: str | Iterable[str | InputSpec],
-    trust: bool,
+    trust: Allowed,
     gather: bool,
 ) -> Options:
     for name, value in (("seq_len", seq_len), ("train_len", train_len)):
@@ -147,8 +150,9 @@ def _options(
 def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:
     step = progress or _Silent()
     step.step("opening")
-    declared = Config.from_file(options.config) if options.config is not None else None
-    opened = open_target(target, config=declared, trust=options.trust)
+    declared = understood(Config.from_file(options.config)) if options.config is not None else None
+    trust, told = decided(options.trust, target)
+    opened = open_target(target, config=declared, trust=trust)
     seen = _run_as_theirs(opened, options, step)
     step.step("checking rules")
     report = Report(
@@ -157,7 +161,7 @@ def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Prog
         train_len=seen.facets.train_len,
         encodings=seen.facets.encodings,
         outcomes=run(rules, seen.facets),
-        notes=[*opened.notes, *seen.notes],
+        notes=[*told, *opened.notes, *seen.notes],
     )
     _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs))
     return report

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pediag import _terminal as terminal
+from pediag import settings
 from pediag.errors import UsageError
 from pediag.report.model import Report, Stopped, worst_exit
 from pediag.rules import registry
@@ -129,7 +130,8 @@ Output = Annotated[
     typer.Option("--output", metavar="FILE", help="Write to FILE, complete or not at all."),
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run code that a pickled checkpoint brings. Only for files you trust.")
+    bool,
+    typer.Option("--trust", help="Run code that a checkpoint or its folder brings. For those you trust."),
 ]
 Jobs = Annotated[
     int,
@@ -277,13 +279,14 @@ def _loading(
     inputs: list[str] | None,
     trust: bool,
 ) -> dict[str, Any]:
+    own = settings.load(Path.cwd())
     return {
         "seq_len": seq_len,
         "train_len": train_len,
         "dtype": dtype,
         "config": None if config is None else str(config),
         "inputs": tuple(inputs or ()),
-        "trust": trust,
+        "trust": trust or own.allowed,
     }
 
 

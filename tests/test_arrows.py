@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "pediag"
 ORDER = (
     ("version",),
     ("errors",),
+    ("settings",),
     ("theory",),
     ("targets",),
     ("trace",),

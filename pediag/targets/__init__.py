@@ -6,6 +6,7 @@ from pediag.targets._usercode import describe, shown
 from pediag.targets.config import Config, maximum_length, trained_length
 from pediag.targets.inputs import InputSpec, parse_input_spec, serving_dtype
 from pediag.targets.opening import open_target
+from pediag.targets.original import understood
 from pediag.targets.target import LazyTensor, Target, tensor_for
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "shown",
     "tensor_for",
     "trained_length",
+    "understood",
 ]

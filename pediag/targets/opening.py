@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from pediag.errors import LoadError
 from pediag.targets._content import content_suffix, refuse_special
 from pediag.targets._paths import first_bytes, nearest, no_such_file
+from pediag.targets._trust import Trust
 from pediag.targets.config import Config
 from pediag.targets.target import Target
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Opener(Protocol):
     """What opens one kind of file. Raises LoadError with one line that says what to do."""
 
-    def __call__(self, spec: str, path: Path, *, config: Config | None, trust: bool) -> Target:
+    def __call__(self, spec: str, path: Path, *, config: Config | None, trust: Trust) -> Target:
         """Open the file ``path``, which the user named ``spec``."""
 
 
@@ -55,12 +56,12 @@ NOT_READ = {
 
 
 def open_target(
-    target: nn.Module | str | os.PathLike[str], *, config: Config | None = None, trust: bool = False
+    target: nn.Module | str | os.PathLike[str], *, config: Config | None = None, trust: Trust = False
 ) -> Target:
     """Open a live model, or a spec: a file, a folder with ``config.json``, ``file.py:name``, ``module:name``.
 
-    ``config`` takes the place of the target's own declaration. ``trust`` lets a pickle run the code it asks
-    for; without it nothing that is unpickled can. Raises LoadError with one line that says what to do.
+    ``config`` takes the place of the target's own declaration. ``trust`` lets code run that a pickle
+    or a folder brings; without it none does. Raises LoadError with one line that says what to do.
     """
     if isinstance(target, (str, os.PathLike)):
         return _open_spec(os.fsdecode(target), config, trust)
@@ -72,7 +73,7 @@ def open_target(
     return value_target(target, spec=name, loader="live module", config=config)
 
 
-def _open_spec(spec: str, config: Config | None, trust: bool) -> Target:
+def _open_spec(spec: str, config: Config | None, trust: Trust) -> Target:
     path = Path(spec)
     if not spec.strip() or "\0" in spec:
         raise LoadError("an empty target: name a file, a folder, or file.py:name")
@@ -89,7 +90,7 @@ def _open_spec(spec: str, config: Config | None, trust: bool) -> Target:
     return open_python(spec, *named, config)
 
 
-def _open_path(spec: str, path: Path, config: Config | None, trust: bool) -> Target:
+def _open_path(spec: str, path: Path, config: Config | None, trust: Trust) -> Target:
     if path.is_dir():
         from pediag.targets.directory import open_directory
 
