@@ -134,13 +134,6 @@ def test_a_trusted_pickle_whose_classes_are_missing_says_so() -> None:
     assert "run where the code of its classes can be imported" in text
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_refused_trusted_or_not() -> None:
-    torch.jit.script(nn.Linear(2, 2)).save("m.pt")
-    for trust in (False, True):
-        assert "TorchScript" in refused("m.pt", trust=trust)
-
-
 def test_damaged_files() -> None:
     torch.save(STATE, "m.pt")
     whole = Path("m.pt").read_bytes()

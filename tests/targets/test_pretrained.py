@@ -110,10 +110,8 @@ def test_a_pickled_folder(bert: Path) -> None:
     torch.save(state, bert / "pytorch_model.bin")
     assert set(open_target(bert).tensors) == set(state)
     torch.save(nn.Linear(2, 2), bert / "pytorch_model.bin")
-    target = open_target(bert)
-    assert target.tensors == {}
-    assert "would run code" in target.notes[0]
-    assert target.build is not None
+    with pytest.raises(LoadError, match=r"pytorch_model\.bin: would run code when unpickled, so it was not"):
+        open_target(bert)
 
 
 def test_a_sharded_folder(llama: Path) -> None:
@@ -146,10 +144,6 @@ def test_which_class_is_built(tmp_path: Path, values: dict[str, Any], name: str)
     ("values", "says"),
     [
         ({"model_type": "lama"}, "knows no model type 'lama'; nearest: llama"),
-        (
-            {"model_type": "own", "auto_map": {"AutoModel": "code.Model"}},
-            "its code comes with the checkpoint",
-        ),
         ({"model_type": "llama", **SMALL, "num_attention_heads": 0}, "transformers"),
         ({"model_type": "llama", **SMALL, "hidden_size": "wide"}, "transformers"),
     ],
@@ -172,8 +166,11 @@ def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
         "architectures": ["M"],
     }
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(LoadError):
-        built(open_target(tmp_path))
+    target = open_target(tmp_path)
+    assert target.build is None
+    assert (
+        "'own' comes with the checkpoint (code.py) and was not run: add --trust" in target.reason_not_runnable
+    )
     assert not (tmp_path / "ran").exists()
 
 
