@@ -152,7 +152,7 @@ def _openable(paths: Sequence[str]) -> _Read:
             read.left += inner.left
         elif models.isdisjoint(map(str, Path(path).parents)):
             _sort_in(read, path)
-    read.models = list(dict.fromkeys(_whole(read.models)))
+    read.models = sorted(set(_whole(read.models)), key=_natural)
     return read
 
 
@@ -165,7 +165,7 @@ def _inside(folder: str) -> _Read:
             _sort_in(read, path)
         elif _is_model_folder(path):
             read.models.append(path)
-    read.models = list(dict.fromkeys(_whole(read.models)))
+    read.models = sorted(set(_whole(read.models)), key=_natural)
     return read
 
 

@@ -7,7 +7,7 @@ rebuilds its own value through its chain.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,15 +22,30 @@ class Storage:
     version: int = 0
 
 
+class Outline(NamedTuple):
+    """What :meth:`Graph.add` wants to know of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
 @dataclass(slots=True)
 class View:
-    """One step of a view chain: ``op(base, *args, **kwargs)``, output ``output`` when it has several."""
+    """One step of a view chain: ``op(base, *args, **kwargs)``, output ``output`` when it has several.
+
+    Of the tensor ``like`` its outline is kept: a tensor that is a view keeps its base alive where the garbage
+    collector cannot look, so the two would hold each other, and the whole trace, for good.
+    """
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: int | None
-    like: torch.Tensor
+    like: Any
+
+    def __post_init__(self) -> None:
+        self.like = Outline(tuple(self.like.shape), self.like.dtype, self.like.device)
 
 
 @dataclass(slots=True)
