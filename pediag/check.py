@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +20,7 @@ from pediag.targets import (
     InputSpec,
     Target,
     describe,
+    fit_notes,
     maximum_length,
     open_target,
     parse_input_spec,
@@ -38,6 +41,8 @@ Checkable = "str | os.PathLike[str] | nn.Module | Any"
 GREATEST_LENGTH = 2**31
 # Asked about when neither the user nor the model says a length: where half-precision faults show.
 DEFAULT_LENGTH = 2048
+# A trace hooks into every module call of the process, and has the model hold abstract tensors while it runs.
+_ONE_AT_A_TIME = threading.RLock()
 # The rules that say why a pass stops; left out by the user, a stop is only noted.
 _EXPLAIN_STOPS = {"PE306", "PE502"}
 
@@ -148,7 +153,11 @@ def _options(
 
 
 def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:
-    step = progress or _Silent()
+    with _ONE_AT_A_TIME, _plainly(target):
+        return _report_alone(target, rules, options, progress or _Silent())
+
+
+def _report_alone(target: Any, rules: Sequence[Rule], options: Options, step: Progress) -> Report:
     step.step("opening")
     declared = understood(Config.from_file(options.config)) if options.config is not None else None
     trust, told = decided(options.trust, target)
@@ -165,6 +174,15 @@ def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Prog
     )
     _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs))
     return report
+
+
+def _plainly(target: Any) -> AbstractContextManager[None]:
+    """Of a live model, whose caller may have set devices and casts: compute without them. A spec has no caller."""
+    if isinstance(target, (str, os.PathLike)):
+        return nullcontext()
+    from pediag.trace.isolation import on_host
+
+    return on_host()
 
 
 def _run_as_theirs(target: Target, options: Options, step: Progress) -> _Seen:
@@ -196,6 +214,7 @@ def _see(target: Target, options: Options, step: Progress) -> _Seen:
     else:
         session = _session(target, options, seen, step)
     if session is not None:
+        seen.notes += fit_notes(target, session.model) if target.module is None else []
         _trace(session, options, seen, step)
     _read(target, session, options, seen, step)
     facets.seq_len = facets.seq_len or _declared(target.config) or DEFAULT_LENGTH

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,56 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from pediag.trace.place import Place
 from pediag.trace.snapshot import Snapshot
+
+_AUTOCAST = ("cpu", "cuda", "xpu", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """What the caller has set that torch computes by: the default device, and autocast by kind of device."""
+
+    device: torch.device
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @staticmethod
+    def now() -> _Called:
+        kinds = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
+        autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
+        return _Called(torch.get_default_device(), autocast)
+
+
+_callers: list[_Called] = []
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Compute on the CPU and as written, whatever default device and autocast the caller has set."""
+    called = _Called.now()
+    _callers.append(called)
+    try:
+        with ExitStack() as stack:
+            if called.device.type != "cpu":
+                stack.enter_context(torch.device("cpu"))
+            for kind, dtype in called.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=False))
+            yield
+    finally:
+        _callers.pop()
+
+
+@contextmanager
+def as_called() -> Iterator[None]:
+    """Within :func:`on_host`, set again what the caller has set, for the model's own code.
+
+    A default device of meta is left out: it is for building models, none runs under it.
+    """
+    with ExitStack() as stack:
+        for called in _callers[-1:]:
+            if called.device.type not in ("cpu", "meta"):
+                stack.enter_context(called.device)
+            for kind, dtype in called.autocast:
+                stack.enter_context(torch.autocast(kind, dtype))
+        yield
 
 
 @contextmanager

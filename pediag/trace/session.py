@@ -14,12 +14,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets._sharded import Elsewhere, elsewhere
-from pediag.trace.evaluate import BUDGET, Away, Evaluator
+from pediag.trace.evaluate import BUDGET, Away, Evaluator, Unavailable
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, ancestors
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
-from pediag.trace.isolation import at_end, eager, held, module_paths, quiet_kernels, uncollected, untouched
+from pediag.trace.isolation import (
+    as_called,
+    at_end,
+    eager,
+    held,
+    module_paths,
+    quiet_kernels,
+    uncollected,
+    untouched,
+)
 from pediag.trace.numbers import digest
 from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.place import Lengths, explain
@@ -86,6 +95,7 @@ class Session:
         self.model = model
         self.leaves: dict[str, Node] = {}
         self.fakes: dict[str, torch.Tensor] = {}
+        self._device = _device_of(model)
         self._make_leaves()
         check_names(model, self.specs)
         self._maker: Callable[[Sizes], Candidate] | None = None
@@ -132,9 +142,13 @@ class Session:
             raise TraceError(
                 f"a {type(tensor).__name__} cannot be made abstract: {explain(error)}"
             ) from error
-        if (known := elsewhere(tensor)) is not None:
-            fake.fake_device = known.device
+        fake.fake_device = self._used_on(tensor)
         return fake
+
+    def _used_on(self, tensor: torch.Tensor) -> torch.device:
+        """Where the model uses a tensor; one without numbers would be where the others are."""
+        known = elsewhere(tensor)
+        return known.device if known is not None else self._device if tensor.is_meta else tensor.device
 
     def _live_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, shared: dict[Any, Node]) -> Node:
         """A leaf of a live tensor; fixed tables with the same numbers are one leaf, so layers share them."""
@@ -146,20 +160,16 @@ class Session:
         if key is not None and key in shared:
             return shared[key]
         node = holder.leaf(tensor, Provenance.WEIGHT)
+        if tensor.is_meta:
+            node.source, node.device = _absent(f"{name} has no numbers (meta device)"), self._device.type
         if key is not None:
             shared[key] = node
         return node
 
     def _absent_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, known: Elsewhere) -> Node:
         """A leaf of a tensor that is not whole here, or is read from where it is kept."""
-
-        def read() -> torch.Tensor:
-            if known.read is None:
-                raise Away(f"{name} {known.reason}")
-            return known.read()
-
         node = holder.leaf(tensor, Provenance.WEIGHT)
-        node.source, node.device = read, known.device.type
+        node.source, node.device = known.read or _absent(f"{name} {known.reason}", Away), known.device.type
         return node
 
     def _stored_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor) -> Node:
@@ -336,6 +346,7 @@ class Session:
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
         with ExitStack() as stack:
+            stack.enter_context(as_called())
             stack.enter_context(uncollected())
             stack.enter_context(quiet_kernels())
             stack.enter_context(untouched(self.model))
@@ -379,7 +390,8 @@ class Session:
             return item.value
         shape = item.shape(sizes)
         with self.fake_mode:
-            fake = torch.empty(shape, dtype=item.dtype)
+            fake: Any = torch.empty(shape, dtype=item.dtype, device="cpu")
+        fake.fake_device = self._device
         node, _ = recorder.graph.add("leaf", (), {}, _PROVENANCE[item.role], fake, share=False)
         node.names, node.given = ["input"], True
         if item.role != "content":
@@ -411,6 +423,23 @@ def _needed(graph: Graph) -> set[Node]:
         if site.op in _SUMS and len(beside) <= _BESIDE:
             found.update(beside)
     return found
+
+
+def _absent(why: str, kind: type[Unavailable] = Unavailable) -> Callable[[], torch.Tensor]:
+    def refuse() -> torch.Tensor:
+        raise kind(why)
+
+    return refuse
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where the first of a model's tensors is that has numbers; the CPU without one."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        known = elsewhere(tensor)
+        device = tensor.device if known is None else known.device
+        if device.type != "meta":
+            return device
+    return torch.device("cpu")
 
 
 def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
