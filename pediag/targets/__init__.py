@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pediag.targets._fit import fit_notes
 from pediag.targets._usercode import describe, shown
 from pediag.targets.config import Config, maximum_length, trained_length
 from pediag.targets.inputs import InputSpec, parse_input_spec, serving_dtype
@@ -15,6 +16,7 @@ __all__ = [
     "LazyTensor",
     "Target",
     "describe",
+    "fit_notes",
     "maximum_length",
     "open_target",
     "parse_input_spec",
