@@ -268,6 +268,8 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
         seen.notes.append(f"read from all ranks: {', '.join(read)}")
     step.step("recognising encodings")
     facets.encodings = recognise(structural)
+    if unread := _unread(structural, facets.encodings):
+        facets.gaps["numbers"] = f"a position signal is not recognised: {unread}"
     known = options.seq_len or _taken(session.target, _own_length(session.target.config, facets.encodings))
     facets.seq_len = known or DEFAULT_LENGTH
     if structural.failure is not None:
@@ -277,6 +279,21 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     facets.target = session.at(facets.seq_len)
     if known is None:
         _guessed_length(seen, structural)
+
+
+def _unread(trace: Trace, encodings: Sequence[Encoding]) -> str:
+    """Why the numbers of a signal that was not recognised are not at hand; empty where they are, or never can be."""
+    from pediag.trace import Away, Unavailable
+
+    unknown = [encoding for encoding in encodings if encoding.scheme == "unrecognised"]
+    for node in (node for encoding in unknown for site in encoding.sites for node in site.position):
+        try:
+            trace.value(node)
+        except Away as reason:
+            return str(reason)
+        except Unavailable:
+            continue
+    return ""
 
 
 def _guessed_length(seen: _Seen, structural: Trace) -> None:

@@ -36,12 +36,20 @@ def run(rules: Iterable[Rule], facets: Facets) -> list[Outcome]:
 def _run_one(rule: Rule, facets: Facets) -> Outcome:
     missing = next((need for need in rule.needs if not _has(facets, need)), None)
     if missing is None:
-        return _judge(rule, facets)
+        return _with_numbers(rule, _judge(rule, facets), facets)
     outcome = _missing(rule, missing, facets.gaps.get(missing, ""))
     if not any(_has(facets, other) for other in rule.instead):
         return outcome
     judged = _judge(rule, facets)
     return outcome if judged.status == "not-applicable" else judged
+
+
+def _with_numbers(rule: Rule, outcome: Outcome, facets: Facets) -> Outcome:
+    """``outcome``; that a rule does not apply is not known where some signal of the model has no numbers here."""
+    unknown = facets.gaps.get("numbers", "")
+    if outcome.status == "not-applicable" and unknown and "trace" in rule.needs:
+        return Outcome(rule, "could-not-check", unknown)
+    return outcome
 
 
 def _has(facets: Facets, need: Facet) -> bool:

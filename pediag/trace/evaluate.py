@@ -39,7 +39,7 @@ def real_numbers() -> Iterator[None]:
 
 
 class Away(Unavailable):
-    """Numbers that are spread over ranks; the message names the tensor and says how to have them."""
+    """Numbers that are spread over ranks or not loaded; the message names the tensor and says how to have them."""
 
 
 class Lane:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets._sharded import Elsewhere, elsewhere
-from pediag.trace.evaluate import BUDGET, Away, Evaluator, Unavailable
+from pediag.trace.evaluate import BUDGET, Away, Evaluator
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, ancestors
@@ -161,7 +161,10 @@ class Session:
             return shared[key]
         node = holder.leaf(tensor, Provenance.WEIGHT)
         if tensor.is_meta:
-            node.source, node.device = _absent(f"{name} has no numbers (meta device)"), self._device.type
+            node.source, node.device = (
+                _absent(f"{name} has no numbers (meta device): load its weights"),
+                self._device.type,
+            )
         if key is not None:
             shared[key] = node
         return node
@@ -169,7 +172,7 @@ class Session:
     def _absent_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, known: Elsewhere) -> Node:
         """A leaf of a tensor that is not whole here, or is read from where it is kept."""
         node = holder.leaf(tensor, Provenance.WEIGHT)
-        node.source, node.device = known.read or _absent(f"{name} {known.reason}", Away), known.device.type
+        node.source, node.device = known.read or _absent(f"{name} {known.reason}"), known.device.type
         return node
 
     def _stored_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor) -> Node:
@@ -425,9 +428,9 @@ def _needed(graph: Graph) -> set[Node]:
     return found
 
 
-def _absent(why: str, kind: type[Unavailable] = Unavailable) -> Callable[[], torch.Tensor]:
+def _absent(why: str) -> Callable[[], torch.Tensor]:
     def refuse() -> torch.Tensor:
-        raise kind(why)
+        raise Away(why)
 
     return refuse
 
