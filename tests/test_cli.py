@@ -129,6 +129,9 @@ def test_options_reach_the_pipeline(pipeline, tmp_path):
         (["--output", "absent/report.txt"], "absent does not exist; create it first"),
         (["--output", "."], "is a folder; name a file"),
         (["--statistics", "--format", "json"], "--statistics is a table: it needs --format rich"),
+        (["--jobs", "-1"], "'--jobs'"),
+        (["--jobs", "1025"], "'--jobs'"),
+        (["--jobs", "two"], "'--jobs'"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )
@@ -182,6 +185,40 @@ def test_json_of_several_targets_keeps_the_failures(pipeline, capsys):
     several = json.loads(capsys.readouterr().out)
     assert [report["target"]["spec"] for report in several["reports"]] == ["clean"]
     assert several["failures"] == [{"target": "broken", "message": "broken: no such file"}]
+    assert (several["summary"]["targets"], several["summary"]["exit_code"]) == (2, 2)
+
+
+@pytest.mark.parametrize("command", ["check", "inspect"])
+def test_several_targets_are_a_report_even_where_none_opens(pipeline, capsys, command):
+    assert main([command, "broken one", "broken two", "--format", "json"]) == 2
+    several = json.loads(capsys.readouterr().out)
+    assert [failure["target"] for failure in several["failures"]] == ["broken one", "broken two"]
+    assert main([command, "broken one", "broken two"]) == 2
+    out, err = capsys.readouterr()
+    assert "broken two" in out
+    assert err.splitlines() == [f"pediag: error: broken {which}: no such file" for which in ("one", "two")]
+
+
+def test_a_pattern_is_several_targets_however_many_it_matches(pipeline, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clean.safetensors").touch()
+    assert main(["check", "*.safetensors", "--format", "json"]) == 0
+    assert [report["target"]["spec"] for report in json.loads(capsys.readouterr().out)["reports"]] == [
+        "clean.safetensors"
+    ]
+    assert main(["check", "clean", "clean", "*.gguf"]) == 2
+    assert [target for target, _ in pipeline] == ["clean.safetensors", "clean"]
+    out, err = capsys.readouterr()
+    assert err == "pediag: error: no such file: *.gguf (as a pattern it matches nothing)\n"
+    assert "2 targets: 1 stopped, 1 pass" in out
+
+
+def test_output_is_not_written_over_what_a_pattern_matches(pipeline, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clean.gguf").touch()
+    assert main(["check", "*.gguf", "--output", "clean.gguf"]) == 2
+    assert "is what a model is made of" in complaint(capsys)
+    assert pipeline == []
 
 
 def test_what_the_model_prints_does_not_enter_the_report(pipeline, capsys):
@@ -284,6 +321,19 @@ def test_a_report_goes_to_stdout_after_progress_was_shown(pipeline, monkeypatch,
     monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.0)
     assert main(["check", "slow", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"]["spec"] == "slow"
+
+
+def test_progress_counts_several_targets(monkeypatch):
+    stderr = terminal(monkeypatch)
+    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.01)
+    with _terminal.Progress() as progress:
+        progress.pause()
+        progress.count(3, 12)
+        progress.for_target("a.pt").step("opening")
+        deadline = time.monotonic() + 5
+        while "opening" not in stderr.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "3 of 12 done: a.pt: opening" in stderr.getvalue()
 
 
 def test_progress_is_silent_when_work_is_short(monkeypatch):

@@ -52,7 +52,7 @@ def render(
     for report, others in summary.in_full(listed):
         _print(console, _report(report, console.width))
         if others:
-            _print(console, summary.same(others, folder))
+            _print(console, summary.same(report, others, folder))
     reports = [result for result in listed if isinstance(result, Report)]
     if statistics:
         _print(console, _statistics(reports))

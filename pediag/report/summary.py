@@ -23,27 +23,28 @@ STYLES = {"fail": "bold red", "stopped": "bold red", "nothing-checked": "bold ye
 
 
 def in_full(results: Sequence[Result]) -> list[tuple[Report, list[Report]]]:
-    """The reports to show in full, each with those that found the same at the same places.
+    """The reports to show in full, each with those that say the same of the same places.
 
-    Up to ``FULL`` targets these are all. Above, reports without findings have their row only, and of those that
-    are alike but for their numbers the first stands for all.
+    Up to ``FULL`` targets these are all. Above, a clean report has its row only, and of those that are alike but for
+    their numbers the first stands for all.
     """
     reports = [result for result in results if isinstance(result, Report)]
     if len(results) <= FULL:
         return [(report, []) for report in reports]
     alike: dict[object, list[Report]] = {}
     for report in reports:
-        if report.findings:
-            key = tuple((finding.fingerprint, finding.severity) for finding in report.findings)
-            alike.setdefault(key, []).append(report)
+        said = tuple((finding.fingerprint, finding.severity) for finding in report.findings)
+        if said or report.nothing_checked:
+            alike.setdefault((said, report.nothing_checked), []).append(report)
     return [(first, others) for first, *others in alike.values()]
 
 
-def same(others: Sequence[Report], folder: str) -> Text:
-    """The line that names the targets with the same findings."""
-    names = [printable(other.target.spec.removeprefix(folder)) for other in others]
+def same(first: Report, others: Sequence[Report], folder: str) -> Text:
+    """The line that names the targets of which the same is to be said as of ``first``."""
+    names = [printable(spec_of(other).removeprefix(folder)) for other in others]
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return Text(f"the same findings, with numbers of their own, in {', '.join(names[:NAMED])}{more}")
+    what = "the same findings, with numbers of their own, in" if first.findings else "the same holds for"
+    return Text(f"{what} {', '.join(names[:NAMED])}{more}")
 
 
 def table(results: Sequence[Result], width: int, *, judged: bool = True) -> Table:
@@ -77,7 +78,9 @@ def total(results: Sequence[Result]) -> Text:
 def parent(specs: Iterable[str]) -> str:
     """The folder that all specs lie in, with a slash at its end; empty where there is none."""
     folders = [spec.split("/")[:-1] for spec in specs]
-    common = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))]
+    common = [
+        names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))
+    ]
     return f"{'/'.join(common)}/" if any(common) else ""
 
 

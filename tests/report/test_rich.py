@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pediag.report import rich as table
-from pediag.report.model import TargetInfo
+from pediag.report.model import Stopped, TargetInfo
 from pediag.rules.finding import Evidence, Fix, Where
 from pediag.rules.run import Outcome
 
@@ -123,9 +123,67 @@ def test_a_rule_that_failed_halfway_is_told(make_report, make_finding):
     assert "incomplete" in drawn(report)
 
 
-def test_several_targets_are_totalled(report, make_report):
-    text = drawn([report, make_report(), make_report(encodings=[])])
-    assert "3 targets: 1 fail, 1 nothing-checked, 1 pass" in text
+def rows(text: str) -> list[list[str]]:
+    """The lines of a drawing, each as its words."""
+    return [line.split() for line in text.splitlines()]
+
+
+def test_several_targets_are_a_row_each_in_order_and_totals(report, make_report):
+    stopped = Stopped("models/broken.pt", "models/broken.pt: damaged or cut short")
+    clean, blind = make_report(spec="models/a.pt"), make_report(spec="models/sub/b.pt", encodings=[])
+    text = drawn([clean, stopped, blind, clean], notes=["models: a folder"])
+    assert ["in", "models/"] in rows(text)
+    assert [row for row in rows(text) if row][-6:] == [
+        ["a.pt", "PASS", "0", "0", "0", "rotary"],
+        ["broken.pt", "STOPPED", "damaged", "or", "cut", "short"],
+        ["sub/b.pt", "NOTHING", "CHECKED", "0", "0", "0", "no", "position", "encoding", "was", "found"],
+        ["a.pt", "PASS", "0", "0", "0", "rotary"],
+        ["note:", "models:", "a", "folder"],
+        "4 targets: 1 stopped, 1 nothing-checked, 2 pass · no findings · exit status 2".split(),
+    ]
+    assert text.count("pediag check models/a.pt") == 2
+    text = drawn([report, clean, blind])
+    assert "3 targets: 1 fail, 1 nothing-checked, 1 pass · 1 error · exit status 1" in text
+    assert ["model.py:net", "FAIL", "1", "0", "0", "rotary"] in rows(text)
+
+
+def test_of_many_targets_the_clean_have_a_row_only_and_the_alike_are_named(make_report, make_finding):
+    def faulty(number: int):
+        return make_report(make_finding(message=f"It is {number} too short."), spec=f"runs/{number}.pt")
+
+    clean = [make_report(spec=f"runs/clean-{number}.pt") for number in range(200)]
+    text = drawn(clean)
+    assert "pediag check" not in text
+    assert text.rstrip().splitlines()[-1] == "200 targets: 200 pass · no findings · exit status 0"
+    assert len(text.splitlines()) < 210
+    blind = [make_report(spec=f"runs/blind-{number}.pt", encodings=[]) for number in range(2)]
+    text = drawn([*clean[:5], *map(faulty, range(9)), *blind])
+    assert text.count("pediag check") == 2
+    assert "It is 0 too short." in text
+    assert (
+        "the same findings, with numbers of their own, in 1.pt, 2.pt, 3.pt, 4.pt, 5.pt, 6.pt and 2 more"
+        in text
+    )
+    assert "the same holds for blind-1.pt" in text
+    other = make_report(make_finding(where=Where("decoder.pos")), spec="runs/other.pt")
+    assert drawn([*clean[:10], faulty(1), other]).count("pediag check") == 2
+
+
+def test_one_of_several_that_is_left_has_no_table(report):
+    text = drawn([report], notes=["runs: a folder"])
+    assert "note: runs: a folder" in text
+    assert "targets" not in text
+
+
+def test_rows_keep_whole_names_at_any_width(make_report):
+    deep = [f"runs/{'a_rather_long_name_' * 4}/{number}/model.pt" for number in range(2)]
+    results = [make_report(spec=spec) for spec in deep]
+    for width in (40, 80, 200):
+        text = "".join("".join(line.split()) for line in drawn(results, width).splitlines())
+        assert "0/model.pt" in text
+        assert max(map(len, drawn(results, width).splitlines())) <= width
+    apart = [make_report(spec="x/a.pt"), make_report(spec="package.module:build")]
+    assert ["package.module:build", "PASS", "0", "0", "0", "rotary"] in rows(drawn(apart))
 
 
 def test_statistics_count_per_rule(report, make_report):
@@ -133,10 +191,23 @@ def test_statistics_count_per_rule(report, make_report):
     assert ["PE901", "made-up", "error", "2", "2"] in rows
 
 
-def test_inspection_lists_parameters_and_sites(make_report):
+def inspected(results) -> str:
     stream = StringIO()
-    table.render_inspection([make_report()], Console(file=stream, width=100, color_system=None))
-    text = stream.getvalue()
+    table.render_inspection(results, Console(file=stream, width=100, color_system=None))
+    return stream.getvalue()
+
+
+def test_inspections_of_many_are_a_table(make_report):
+    few = inspected([make_report(), Stopped("broken.pt", "broken.pt: empty file"), make_report(encodings=[])])
+    assert few.count("pediag inspect") == 2
+    assert ["model.py:net", "rotary,", "half", "pairing"] in rows(few)
+    assert ["broken.pt", "empty", "file"] in rows(few)
+    assert ["model.py:net", "no", "position", "encoding", "was", "found"] in rows(few)
+    assert "pediag inspect" not in inspected([make_report()] * 11)
+
+
+def test_inspection_lists_parameters_and_sites(make_report):
+    text = inspected([make_report()])
     for fact in (
         "rope-1",
         "500,000.0",
