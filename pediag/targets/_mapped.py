@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,10 +16,15 @@ def mapped_bytes(path: Path, begin: int, end: int, dtype: torch.dtype) -> torch.
     Only the pages that are used are read; a tensor whose bytes are not aligned is copied. Raises LoadError when
     the file shrank or vanished.
     """
+    skipped = begin % mmap.ALLOCATIONGRANULARITY
     try:
-        storage: Any = torch.UntypedStorage.from_file(os.fspath(path), False, end)
-    except (RuntimeError, OSError):
+        with path.open("rb") as file:
+            # The tensor's own part alone: a private map of all of a file larger than the memory would be refused.
+            held = mmap.mmap(
+                file.fileno(), end - begin + skipped, access=mmap.ACCESS_COPY, offset=begin - skipped
+            )
+    except (OSError, ValueError, OverflowError):
         raise LoadError(f"{path}: changed or vanished since it was opened") from None
-    data = torch.empty(0, dtype=torch.uint8).set_(storage)[begin:end]
+    data = torch.frombuffer(held, dtype=torch.uint8)[skipped:]
     aligned = data if begin % max(dtype.itemsize, 1) == 0 else data.clone()
     return aligned.view(dtype)
