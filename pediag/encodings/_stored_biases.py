@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pediag.encodings._stored_learned import Shapes
-from pediag.encodings._stored_reading import HALVES, Stored, leaf, numbers, rows, spread, table
+from pediag.encodings._stored_reading import HALVES, Stored, leaf, numbers, rows, table
 from pediag.encodings.model import Alibi, Floats, RelativeTable
 from pediag.theory.alibi import SLOPE_RTOL, geometric_slopes, slopes
 
@@ -170,6 +170,3 @@ def _follow(held: Floats) -> bool:
         if float(np.median(lag)) * len(part) / (len(part) - 1) < SMOOTH:
             return False
     return True
-
-
-__all__ = ["alibi_bias", "alibi_slopes", "relative_bias", "spread"]

@@ -34,6 +34,9 @@ SHORT = 3
 BESIDE = 1e-4
 """Share by which published bases such as 999999.442 and 1000042 lie beside a round one."""
 
+OTHER_BASES = (25e3, 13e4, 15e4, 16e4, 25e4, 15e5, 25e5, 35e5, 12e6, 75e6)
+"""Bases of published models with two digits: Persimmon, gpt-oss, ModernBERT, Apertus, Command R+ and others."""
+
 DEEPEST = 128.0
 """Largest published context factor is 64 (LongRoPE); slow pairs are not divided by more than twice that."""
 
@@ -127,7 +130,14 @@ def convincing(found: Recovered, w: Floats) -> bool:
     factor = float(found.scaling.get("factor", 1.0))
     if factor != 1.0 and not (sure and factor > 1.0 and digits(factor) <= SHORT):
         return False
+    if precision_of(w) in HALVES:
+        return _roundest(base)
     return _written(base, float(w[1] / w[0]), found.width, sure=sure)
+
+
+def _roundest(base: float) -> bool:
+    """Whether a base that half precision blurs by a percent is a published one; more digits would fit anything."""
+    return digits(base) == 1 or base in OTHER_BASES
 
 
 def _written(base: float, ratio: float, width: int, *, sure: bool) -> bool:
@@ -157,14 +167,17 @@ def _mostly(w: Floats, dtype: str) -> Reading | None:
     if np.count_nonzero(sound) * 2 <= w.size:
         return None
     tolerance = _roundoff(w[sound], dtype)
+    coarse = tolerance > 1e-4
     for base in _bases(w, sound):
+        if coarse and not _roundest(base):
+            continue
         found = _lines(w, sound, base, tolerance)
         if found is None:
             continue
         on, good = found
         bad = np.flatnonzero(~good)
         enough = np.count_nonzero(on) * 2 > w.size and bad.size * 3 <= w.size
-        if enough and (_breaks(w, bad) if bad.size else dtype in HALVES):
+        if enough and _breaks(w, bad):
             kind = (
                 "default"
                 if bool(_near(w, inverse_frequencies(base, 2 * w.size), tolerance)[good].all())

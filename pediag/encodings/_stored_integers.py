@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pediag.encodings._stored_reading import CHUNK, FLOATS, Stored, chunks, leaf, spread, table
+from pediag.encodings._stored_reading import CHUNK, Stored, chunks, leaf, plain, rows, spread, table
 from pediag.encodings.model import Mask, PositionIds, RelativeTable
 from pediag.theory.buckets import BucketMap, ClipMap, identify_bucket_map
 
@@ -29,16 +30,16 @@ Ints = NDArray[np.int64]
 
 def position_ids(item: Stored, value: torch.Tensor) -> PositionIds | None:
     """Ids c, c + 1, c + 2 ... in a vector (N,) or in every row of (B, N); None for other numbers."""
-    rows = value[None] if value.dim() == 1 else value
-    count = rows.shape[-1]
-    if rows.dim() != 2 or count < LEAST_IDS or rows.dtype in (torch.bool, torch.uint8):
+    texts = value[None] if value.dim() == 1 else value
+    count = texts.shape[-1]
+    if texts.dim() != 2 or count < LEAST_IDS or texts.dtype in (torch.bool, torch.uint8):
         return None
-    first = int(rows[0, 0])
-    if not 0 <= first <= count or int(rows[-1, -1]) != first + count - 1:
+    first = int(texts[0, 0])
+    if not 0 <= first <= count or int(texts[-1, -1]) != first + count - 1:
         return None
-    for text in rows[:: max(1, rows.shape[0] - 1)]:
+    for text in texts[:: max(1, texts.shape[0] - 1)]:
         for start, piece in chunks(text):
-            if not bool((piece == torch.arange(first + start, first + start + len(piece))).all()):
+            if not np.array_equal(plain(piece), np.arange(first + start, first + start + len(piece))):
                 return None
     made = PositionIds(table=table(item, count), origin="tensors", leaves=[item.name])
     made.node = made.table.leaf
@@ -56,11 +57,10 @@ def causal_mask(item: Stored, value: torch.Tensor) -> Mask | None:
         return None
     shown, hidden = value[0, 0], value[0, 1]
     at = spread(0, count - 1, SAMPLED)
-    sample = torch.stack([value[row] for row in at])
-    visible = sample == shown
-    if not bool((visible | (sample == hidden)).all()):
+    sample = rows(value, at)
+    seen = sample == float(shown)
+    if not np.all(seen | (sample == float(hidden))):
         return None
-    seen = np.asarray(visible.numpy())
     window = count - int(seen[-1].argmax())
     if window < 2:
         return None
@@ -78,7 +78,7 @@ def causal_mask(item: Stored, value: torch.Tensor) -> Mask | None:
 
 def _two_values(value: torch.Tensor) -> bool:
     """Whether token 0 sees itself and not the next two, in one of the usual writings."""
-    corner = [float(entry) for entry in value[0, :3].to(torch.float64)]
+    corner = [float(entry) for entry in value[0, :3]]
     if value.dtype == torch.bool or not value.dtype.is_floating_point:
         return corner in ([1.0, 0.0, 0.0], [0.0, 1.0, 1.0])
     hides = corner[1] <= HIDES
@@ -91,19 +91,16 @@ def _two_values(value: torch.Tensor) -> bool:
 
 
 def index_map(item: Stored, value: torch.Tensor) -> tuple[int, dict[str, Any]] | None:
-    """(rows of the table it reads, parameters) of integers (N, N) that tell the offset of two tokens.
+    """(rows of the table it reads, parameters) of integers (N, N), or flat (N N,), that tell the offset of two tokens.
 
     Known are the windows of Swin, also with rows for a class token, and anything that depends on key minus query.
     """
-    count = value.shape[0]
-    if (
-        count < LEAST_SIDE
-        or value.numel() > CHUNK
-        or value.dtype.is_floating_point
-        or value.dtype == torch.bool
-    ):
+    count = math.isqrt(value.numel())
+    if count < LEAST_SIDE or value.numel() > CHUNK or count**2 != value.numel() or value.dtype == torch.bool:
         return None
-    numbers = np.asarray(value.to(torch.int64).numpy())
+    if value.dim() > 2 or (value.dim() == 2 and value.shape[0] != count):
+        return None
+    numbers = plain(value.reshape(count, count)).astype(np.int64)
     return _window(numbers) or _by_distance(numbers)
 
 
@@ -174,6 +171,3 @@ def relative_index(
         f"relative table, {rows:,} rows by {by}" if tables else f"map by {by} to {rows:,} rows of a table"
     )
     return made
-
-
-__all__ = ["FLOATS", "causal_mask", "index_map", "position_ids", "relative_index"]

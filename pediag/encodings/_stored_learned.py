@@ -43,6 +43,12 @@ UNIFORM = 2.4
 ALIKE = 4.0
 """Tables of one model are initialised with standard deviations this close to each other (GPT-2: 0.01 and 0.02)."""
 
+ROUND = 32
+"""Lengths are multiples of this, with up to three rows more for padding or classes."""
+
+VOCABULARY = 4.0
+"""A table with more than one in so many of the rows of the largest may be the vocabulary as well."""
+
 UNRELATED = (
     "neighbouring rows have nothing in common, as in a table that was never trained and as in any other weight: "
     "only its shape tells"
@@ -56,7 +62,8 @@ class Shapes:
     """Sizes in a whole file that tell what a table may be.
 
     ``widths`` are widths of content: that of the table with most rows, and the most frequent length of a vector.
-    ``counts`` says how many float tensors have a size as one of their axes, ``alike`` how many have these sizes.
+    ``counts`` says how many float tensors have a size as one of their axes, ``alike`` how many have these sizes;
+    ``lengths`` are those of stored ids and masks.
     """
 
     widths: frozenset[int]
@@ -64,6 +71,11 @@ class Shapes:
     alike: Counter[tuple[int, ...]]
     tallest: Stored | None = None
     lengths: set[int] = field(default_factory=set)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether some matrix has a twin of its shape, as in a model of several layers."""
+        return any(count > 1 and len(sizes) == 2 for sizes, count in self.alike.items())
 
 
 def shapes(items: Iterable[Stored]) -> Shapes:
@@ -109,19 +121,17 @@ class Likeness:
 
 
 def may_be(item: Stored, around: Shapes) -> bool:
-    """Whether a tensor has the shape of a table of positions: as wide as content, and shorter than the vocabulary."""
+    """Whether a tensor has the shape of a table of positions: as wide as content, and not too short."""
     if item.dtype not in FLOATS or len(item.sizes) != 2:
         return False
     count, width = item.sizes
-    if width not in around.widths or count < LEAST_ROWS or width < LEAST_WIDTH:
-        return False
-    return item.folded or around.tallest is None or count < around.tallest.sizes[0]
+    return width in around.widths and count >= LEAST_ROWS and width >= LEAST_WIDTH
 
 
 def find(item: Stored, value: torch.Tensor, around: Shapes) -> Learned | None:
     """The learned table that a tensor (N, D) is; with a doubt where it may be another weight; None when it is one."""
     count, width = item.sizes
-    if not _alone(item, around) and not _follows(value):
+    if not _by_shape(item, around) and not _follows(value):
         return None
     first = _padding(value)
     seen = likeness(value, first)
@@ -130,12 +140,10 @@ def find(item: Stored, value: torch.Tensor, around: Shapes) -> Learned | None:
     if seen.smooth:
         unique = around.counts[count] <= around.alike[item.sizes]
         doubt = "" if seen.near >= SURE else (FAINT if unique else SHARED)
-    elif not seen.random or not _alone(item, around):
-        return None
-    elif count in around.lengths:
-        doubt = ""
-    elif _as_vocabulary(seen, around):
-        doubt = UNRELATED
+    elif (
+        seen.random and _by_shape(item, around) and (count in around.lengths or _as_vocabulary(seen, around))
+    ):
+        doubt = "" if count in around.lengths else UNRELATED
     else:
         return None
     made = Learned(
@@ -200,9 +208,20 @@ def _padding(value: torch.Tensor) -> int:
     return int(zero[-1]) + 1 if zero.size else 0
 
 
-def _alone(item: Stored, around: Shapes) -> bool:
-    """Whether no other weight has as many rows or columns, as layers that feed each other do."""
-    return around.alike[item.sizes] == 1 and around.counts[item.sizes[0]] == 1
+def _by_shape(item: Stored, around: Shapes) -> bool:
+    """Whether the shape alone speaks for a table of positions that was never trained.
+
+    No other weight has as many rows or columns, as layers that feed each other do, in a file where layers repeat; ids
+    or a mask of that length are stored too, or the number is one that lengths have and the vocabulary is far larger.
+    A parameter (1, N, D) needs neither.
+    """
+    count = item.sizes[0]
+    if around.alike[item.sizes] > 1 or around.counts[count] > 1 or not around.repeated:
+        return False
+    if count in around.lengths or (item.folded and item.tensor.shape[0] == 1):
+        return True
+    large = around.tallest is not None and around.tallest.sizes[0] >= VOCABULARY * count
+    return large and count >= 2 * ROUND and any((count - extra) % ROUND == 0 for extra in range(4))
 
 
 def _as_vocabulary(seen: Likeness, around: Shapes) -> bool:

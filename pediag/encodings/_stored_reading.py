@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pediag.encodings.model import Floats, Table
 from pediag.targets import LazyTensor
@@ -17,6 +22,12 @@ FLOATS = frozenset(("float32", "float64", "float16", "bfloat16"))
 HALVES = frozenset(("float16", "bfloat16"))
 COMPLEX = frozenset(("complex64", "complex128"))
 INTEGERS = frozenset(("int64", "int32", "int16", "uint8", "bool"))
+
+SCATTERED = 1 << 20
+"""Bytes of a tensor from which on a few rows are read apart from each other."""
+
+MADV_RANDOM, MADV_WILLNEED = 1, 3
+"""Linux's numbers (madvise(2))."""
 
 CHUNK = 1 << 20
 """Elements that are read at a time."""
@@ -67,7 +78,19 @@ class Stored:
         if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
             return None
         value = value.detach().squeeze()
+        if value.nbytes >= SCATTERED:
+            _advise(value, MADV_RANDOM)
         return value if tuple(value.shape) == self.sizes else None
+
+
+def _advise(value: torch.Tensor, advice: int) -> None:
+    """Tell the kernel how mapped bytes will be read: without this, it may read megabytes around every row."""
+    if not sys.platform.startswith("linux") or not value.is_contiguous():
+        return
+    first = -(-value.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    count = (value.data_ptr() + value.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if count > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(count), advice)
 
 
 def stored(place: int, tensor: LazyTensor) -> Stored:
@@ -75,19 +98,32 @@ def stored(place: int, tensor: LazyTensor) -> Stored:
     return Stored(place, tensor, tuple(size for size in tensor.shape if size != 1))
 
 
+def plain(piece: torch.Tensor) -> NDArray[Any]:
+    """A small piece as numpy, without a copy where numpy knows the dtype; bfloat16 as float32.
+
+    PyTorch is not asked to convert: its threads wait for each other longer than a few rows take.
+    """
+    if piece.dtype == torch.bfloat16:
+        bits = piece.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return np.asarray((bits.astype(np.uint32) << 16).view(np.float32))
+    return np.asarray(piece.resolve_conj().resolve_neg().numpy())
+
+
 def numbers(piece: torch.Tensor) -> Floats:
     """A small piece as float64."""
-    return np.asarray(piece.to(torch.float64).numpy(), dtype=np.float64)
-
-
-def complexes(piece: torch.Tensor) -> np.ndarray:
-    """A small piece as complex128."""
-    return np.asarray(piece.to(torch.complex128).resolve_conj().numpy())
+    return plain(piece).astype(np.float64)
 
 
 def rows(value: torch.Tensor, wanted: Sequence[int]) -> Floats:
     """So many rows of a real tensor, as float64; only these are read."""
-    return numbers(torch.stack([value[index] for index in wanted]))
+    if isinstance(wanted, range) and wanted.step == 1:
+        return numbers(value[wanted.start : wanted.stop])
+    return np.stack([numbers(value[index]) for index in wanted])
+
+
+def complexes(value: torch.Tensor, wanted: Sequence[int]) -> NDArray[np.complex128]:
+    """So many rows of a complex tensor, as complex128."""
+    return np.stack([plain(value[index]) for index in wanted]).astype(np.complex128)
 
 
 def spread(first: int, last: int, count: int) -> list[int]:
@@ -99,7 +135,9 @@ def chunks(value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """(first row, rows) pieces of a tensor along its first axis, of about CHUNK elements."""
     step = max(1, CHUNK // max(1, math.prod(value.shape[1:])))
     for start in range(0, value.shape[0], step):
-        yield start, value[start : start + step]
+        piece = value[start : start + step]
+        _advise(piece, MADV_WILLNEED)
+        yield start, piece
 
 
 def leaf(*members: Stored) -> Node:

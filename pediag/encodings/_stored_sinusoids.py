@@ -60,14 +60,23 @@ def _orientations(item: Stored, value: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _round(value: torch.Tensor) -> bool:
-    """Whether the pairs of a few rows lie on one circle, in either layout; rows of zeros are left out."""
-    count, width = value.shape
-    sample = rows(value, sorted({0, 1, 2, 3, *spread(4, count - 1, 3)} & set(range(count))))
-    if not np.isfinite(sample).all():
+    """Whether the pairs of a few rows lie on one circle, in either layout; rows of zeros are left out.
+
+    The first rows come first: nearly all other tensors are told by them.
+    """
+    count = value.shape[0]
+    if not _on_circle(rows(value, range(min(count, LEAST_ROWS))), 2):
         return False
+    at = sorted({*range(LEAST_ROWS), *spread(LEAST_ROWS, count - 1, 3)} & set(range(count)))
+    return _on_circle(rows(value, at), LEAST_ROWS - 1)
+
+
+def _on_circle(sample: Floats, least: int) -> bool:
+    """Whether ``least`` rows and more that are not zero keep to one circle."""
     sample = sample[sample.any(axis=1)]
-    if len(sample) < LEAST_ROWS - 1:
+    if len(sample) < least or not np.isfinite(sample).all():
         return False
+    width = sample.shape[1]
     half = width // 2
     for first, second in (
         (sample[:, 0 : 2 * half : 2], sample[:, 1 : 2 * half : 2]),

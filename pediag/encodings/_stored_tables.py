@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pediag.encodings._stored_frequencies import LEAST_PAIRS, Reading, described, reading, titled
-from pediag.encodings._stored_reading import COMPLEX, FLOATS, Stored, complexes, numbers, rows, spread, table
+from pediag.encodings._stored_reading import COMPLEX, FLOATS, Stored, complexes, rows, spread, table
 from pediag.encodings._stored_waves import (
     CIRCLE,
     Complexes,
@@ -244,18 +244,11 @@ def _views(item: Stored, value: torch.Tensor) -> Iterator[tuple[Rows, int, int]]
     """Ways to read a tensor as rows of cosine + i sine, with the numbers of rows and pairs."""
     sizes = item.sizes
     if item.dtype in COMPLEX and len(sizes) == 2:
-        yield lambda wanted: complexes(torch.stack([value[m] for m in wanted])), *sizes
+        yield lambda wanted: complexes(value, wanted), *sizes
     elif item.dtype in FLOATS and len(sizes) == 3 and sizes[-1] == 2:
-        yield (
-            lambda wanted: _joined([value[m, :, 0] for m in wanted], [value[m, :, 1] for m in wanted]),
-            *sizes[:2],
-        )
+        yield lambda wanted: _complex(rows(value[..., 0], wanted), rows(value[..., 1], wanted)), *sizes[:2]
     elif item.dtype in FLOATS and len(sizes) == 3 and sizes[0] == 2:
-        yield lambda wanted: _joined([value[0, m] for m in wanted], [value[1, m] for m in wanted]), *sizes[1:]
-
-
-def _joined(cosines: list[torch.Tensor], sines: list[torch.Tensor]) -> Complexes:
-    return _complex(numbers(torch.stack(cosines)), numbers(torch.stack(sines)))
+        yield lambda wanted: _complex(rows(value[0], wanted), rows(value[1], wanted)), *sizes[1:]
 
 
 def stacked(item: Stored, value: torch.Tensor) -> tuple[Reading, str] | None:
@@ -358,6 +351,3 @@ def of_stacked(item: Stored, found: Reading, layout: str, doubt: str) -> Rotary:
     made.parameters["layout"] = layout
     made.doubt = doubt
     return made
-
-
-__all__ = ["Half", "half", "join", "of_stacked", "stacked", "whole"]

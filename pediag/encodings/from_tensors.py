@@ -115,11 +115,11 @@ class _Finder:
     def _certain(self, item: Stored, value: torch.Tensor) -> Iterator[Encoding | None]:
         """What a tensor may be by itself, the surest first."""
         axes, square = len(item.sizes), len(item.sizes) == 2 and item.sizes[0] == item.sizes[1]
-        if square:
+        if square and item.dtype not in COMPLEX:
             yield integers.causal_mask(item, value)
         if item.dtype in INTEGERS:
             yield integers.position_ids(item, value) if axes <= 2 else None
-            self._map(item, value) if square else None
+            self._map(item, value)
         elif item.dtype in COMPLEX:
             yield tables.whole(item, value)
         elif axes == 1:
