@@ -221,7 +221,7 @@ def _serve(pipe: Connection, work: Work, threads: int) -> None:
         terminal.log_to_stderr()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             spec = pipe.recv()
             pipe.send_bytes(pickle.dumps(work.on(spec)))

@@ -61,10 +61,14 @@ def open_json(spec: str, path: Path, *, config: Config | None = None, trust: Tru
         return open_adapter(spec, path.parent, config=config, trust=trust, declared=declared)
     if is_original(declared):
         return open_original(spec, path, declared, config=config)
-    target = Target(spec=spec, loader=CONFIG, config=declared, sha256=digest(path))
-    add_recipe(target)
-    target.config = config or target.config
-    return target
+    return Target(
+        spec=spec,
+        loader="config alone",
+        config=config or declared,
+        sha256=digest(path),
+        reason_not_runnable=f"a config alone is judged by what it declares: name its folder, {path.parent}, "
+        "to build the model and run it",
+    )
 
 
 def open_safetensors(spec: str, path: Path, *, config: Config | None = None, trust: Trust = False) -> Target:
