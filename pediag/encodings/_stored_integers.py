@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,18 @@ def _two_values(value: torch.Tensor) -> bool:
 # -- maps from query and key to a row -----------------------------------------------------------------------
 
 
-def index_map(item: Stored, value: torch.Tensor) -> tuple[int, dict[str, Any]] | None:
-    """(rows of the table it reads, parameters) of integers (N, N), or flat (N N,), that tell the offset of two tokens.
+@dataclass(frozen=True, slots=True)
+class IndexMap:
+    """A map from two tokens to one of ``rows`` of a table; ``offsets`` by key minus query, where that is enough."""
+
+    rows: int
+    by: str
+    parameters: dict[str, Any]
+    offsets: dict[int, int] = field(default_factory=dict)
+
+
+def index_map(item: Stored, value: torch.Tensor) -> IndexMap | None:
+    """What integers (N, N), or flat (N N,), tell of the offset of two tokens; None when they tell none.
 
     Known are the windows of Swin, also with rows for a class token, and anything that depends on key minus query.
     """
@@ -104,7 +115,7 @@ def index_map(item: Stored, value: torch.Tensor) -> tuple[int, dict[str, Any]] |
     return _window(numbers) or _by_distance(numbers)
 
 
-def _window(numbers: Ints) -> tuple[int, dict[str, Any]] | None:
+def _window(numbers: Ints) -> IndexMap | None:
     """Swin's map of a window of height x width tokens; three more rows when a class token comes first (BEiT)."""
     for skipped in (0, 1):
         inner = numbers[skipped:, skipped:]
@@ -116,7 +127,9 @@ def _window(numbers: Ints) -> tuple[int, dict[str, Any]] | None:
                 extra = 3 if skipped and numbers[0, 0] == _rows_of(height, width) + 2 else 0
                 if skipped and not extra:
                     return None
-                return _rows_of(height, width) + extra, {"window": [height, width], "by": "row and column"}
+                return IndexMap(
+                    _rows_of(height, width) + extra, "row and column", {"window": [height, width]}
+                )
     return None
 
 
@@ -136,7 +149,7 @@ def _swin(height: int, width: int) -> Ints:
     return np.asarray(down * (2 * width - 1) + across, dtype=np.int64)
 
 
-def _by_distance(numbers: Ints) -> tuple[int, dict[str, Any]] | None:
+def _by_distance(numbers: Ints) -> IndexMap | None:
     """A map whose entry depends on key minus query alone and takes several values."""
     if not np.array_equal(numbers[1:, 1:], numbers[:-1, :-1]) or numbers.min() < 0:
         return None
@@ -147,27 +160,24 @@ def _by_distance(numbers: Ints) -> tuple[int, dict[str, Any]] | None:
     }
     if len(set(offsets.values())) < LEAST_SIDE:
         return None
-    parameters: dict[str, Any] = {"by": "distance"}
+    parameters: dict[str, Any] = {}
     found = identify_bucket_map(offsets)
     if isinstance(found, BucketMap):
         parameters |= {"num_buckets": found.num_buckets, "max_distance": found.max_distance}
     elif isinstance(found, ClipMap):
         parameters["clip"] = found.k
-    return int(numbers.max()) + 1, parameters
+    return IndexMap(int(numbers.max()) + 1, "distance", parameters, offsets)
 
 
-def relative_index(
-    item: Stored, rows: int, parameters: dict[str, Any], tables: list[Stored]
-) -> RelativeTable:
+def relative_index(item: Stored, found: IndexMap, tables: list[Stored]) -> RelativeTable:
     """The encoding of a stored map, with the ``tables`` of as many rows that it reads."""
-    held = table(tables[0] if tables else item, rows)
-    made = RelativeTable(buckets={}, table=held, node=held.leaf, origin="tensors")
+    held = table(tables[0] if tables else item, found.rows)
+    made = RelativeTable(buckets=found.offsets, table=held, node=held.leaf, origin="tensors")
     made.leaves = [*(one.name for one in tables), item.name]
-    made.parameters = {"rows": rows, **parameters, "dtype": (tables[0] if tables else item).dtype}
+    made.parameters = {"rows": found.rows, "by": found.by, **found.parameters}
+    made.parameters["dtype"] = (tables[0] if tables else item).dtype
+    made.title = f"map by {found.by} to {found.rows:,} rows of a table"
     if tables:
         made.parameters["heads"] = tables[0].sizes[1]
-    by = parameters["by"]
-    made.title = (
-        f"relative table, {rows:,} rows by {by}" if tables else f"map by {by} to {rows:,} rows of a table"
-    )
+        made.title = f"relative table, {found.rows:,} rows by {found.by}"
     return made

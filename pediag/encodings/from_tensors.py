@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from pediag.encodings import _stored_biases as biases
 from pediag.encodings import _stored_frequencies as frequencies
@@ -16,7 +18,7 @@ from pediag.encodings import _stored_integers as integers
 from pediag.encodings import _stored_learned as learned
 from pediag.encodings import _stored_sinusoids as sinusoids
 from pediag.encodings import _stored_tables as tables
-from pediag.encodings._stored_reading import COMPLEX, FLOATS, INTEGERS, Stored, stored
+from pediag.encodings._stored_reading import COMPLEX, FLOATS, INTEGERS, Stored, chunks, plain, stored
 from pediag.encodings.grouping import layers, merge
 from pediag.encodings.model import Encoding, Mask, PositionIds
 from pediag.targets import LazyTensor
@@ -54,6 +56,19 @@ def read(tensors: Mapping[str, LazyTensor]) -> list[Encoding]:
     return merged
 
 
+def streamed(tensor: LazyTensor) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(flat index of the first, numbers) pieces of a stored tensor, one after the other, flat; none of what holds none.
+
+    Raises LoadError when the file changed or vanished since it was opened.
+    """
+    item = stored(0, tensor)
+    value = item.open() if item.dtype in FLOATS | COMPLEX and item.sizes else None
+    if value is not None:
+        row = value[0].numel() if len(value) else 0
+        for start, piece in chunks(value):
+            yield start * row, plain(piece).reshape(-1)
+
+
 def _holders(encoding: Encoding) -> list[str]:
     """Paths of the modules that hold the tensors of an encoding."""
     paths = dict.fromkeys(name.rpartition(".")[0] for name in encoding.leaves)
@@ -84,7 +99,7 @@ class _Finder:
     items: list[Stored]
     found: list[tuple[int, Encoding]] = field(default_factory=list)
     halves: list[tables.Half] = field(default_factory=list)
-    maps: list[tuple[Stored, int, dict[str, object]]] = field(default_factory=list)
+    maps: list[tuple[Stored, integers.IndexMap]] = field(default_factory=list)
     open: list[Stored] = field(default_factory=list)
     around: learned.Shapes = field(init=False)
 
@@ -135,7 +150,7 @@ class _Finder:
     def _map(self, item: Stored, value: torch.Tensor) -> None:
         found = integers.index_map(item, value)
         if found is not None:
-            self.maps.append((item, *found))
+            self.maps.append((item, found))
 
     def finish(self) -> None:
         """Pairs of tables, maps with the tables they read, and learned tables."""
@@ -152,13 +167,13 @@ class _Finder:
                 self._learned(item)
 
     def _relative(self, taken: set[int]) -> None:
-        for item, count, parameters in self.maps:
+        for item, found in self.maps:
             fitting = [
-                one for one in self.open if one.sizes[0] == count and one.sizes[1] <= biases.MOST_HEADS
+                one for one in self.open if one.sizes[0] == found.rows and one.sizes[1] <= biases.MOST_HEADS
             ]
             near = [one for one in fitting if one.parent == item.parent] or fitting
             taken.update(one.place for one in near)
-            self.found.append((item.place, integers.relative_index(item, count, parameters, near)))
+            self.found.append((item.place, integers.relative_index(item, found, near)))
 
     def _lengths(self) -> Iterator[int]:
         for _, encoding in self.found:

@@ -21,12 +21,16 @@ declares when it explains w within 1 %, else the formula recovered from w. It mu
 allows, ``16 u32 (1 + ln base)`` relative (measured: pow 1.42 u32, exp up to 28 u32), and the numbers must
 be those of a half format or have passed through one.
 
+Where nothing can be run, stored lists and tables are judged in the same way, by their dtype and their numbers.
+Stored ones that the model does not read are a note.
+
 ## Known limits
 
 Cosines and sines that were finished in float32 and then cast lose half a unit in the last place at every
 position; that is harmless and silent. Frequencies that no formula explains (learned, or a list that the
 config does not give) are judged only when their store has a half dtype, by the bound u m w. Rounding that
-happens to positions or to the product is PE601 and PE603.
+happens to positions or to the product is PE601 and PE603. What a stored list turns is not known without code: it
+may be a diffusion timestep, and the report of the encoding says so.
 
 ## Fix
 
@@ -43,14 +47,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
-from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.theory.frequencies import rope_type, scaled
 from pediag.theory.recover import identify
 from pediag.theory.rounding import frequency_tolerance, phase_error, precision_of, round_to, unit_roundoff
@@ -105,31 +109,48 @@ class Rounded:
     severity="error",
     basis="measured here",
     needs=("trace",),
+    instead=("tensors",),
     references=("transformers issue 25681", "DeepSpeed issue 8066", "Wang et al. 2411.13476"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each encoding whose frequencies are rounded."""
     from pediag.encodings import Rotary, Sinusoidal
 
-    waves = [item for item in facets.encodings if isinstance(item, (Rotary, Sinusoidal))]
-    if not waves:
+    waves = [
+        item
+        for item in facets.encodings
+        if isinstance(item, (Rotary, Sinusoidal)) and item.origin != "config"
+    ]
+    unread = [item for item in facets.unread if isinstance(item, (Rotary, Sinusoidal))]
+    if not waves and not unread:
         raise NotApplicable("the model has no sinusoid and no rotary encoding")
-    if facets.structural is None:
-        raise CouldNotCheck("the target holds no code to run; give the model")
     seen: set[object] = set()
-    for encoding in waves:
+    for encoding in [*waves, *unread]:
         found = rounded(facets, encoding)
         if found is None:
             continue
         finding = _finding(facets, encoding, found)
-        place = (finding.where.file, finding.where.line, finding.evidence.measured)
+        if encoding in unread:
+            finding = _unread(finding)
+        place = (finding.where.module, finding.where.file, finding.where.line, finding.evidence.measured)
         if place not in seen:
             seen.add(place)
             yield finding
 
 
+def _unread(finding: Finding) -> Finding:
+    """Of a tensor that the model that ran does not read: a note, since another runtime may."""
+    where = replace(finding.where, encoding="")
+    effect = (
+        f"The model that ran does not read it. In a runtime that takes it from the file: {finding.effect}"
+    )
+    return replace(finding, where=where, effect=effect, severity="note")
+
+
 def rounded(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
     """How the frequencies of an encoding are rounded; None when they are not."""
+    if encoding.origin == "tensors":
+        return _of_stored(facets, encoding)
     source = _angles.source(facets, encoding)
     if source is not None:
         return _of_program(facets, encoding, source)
@@ -155,6 +176,23 @@ def _of_program(facets: Facets, encoding: Rotary | Sinusoidal, source: _angles.S
     if _within_float32(used, meant, base):
         return None
     return Rounded(used, meant, base, form, name, bool(passed and passed[2]), scaling)
+
+
+def _of_stored(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
+    """A stored list by its dtype or its numbers; a finished table by the frequencies that were read off it."""
+    used = encoding.frequencies
+    if encoding.factor is None or encoding.parameters.get("damaged"):
+        return _of_table(facets, encoding)
+    dtype = str(encoding.factor.dtype).removeprefix("torch.")
+    form = dtype if dtype in HALF else precision_of(used)
+    if form not in HALF or _even_series(used):
+        return None
+    meant, base, scaling = formula(facets, encoding, used, form)
+    if meant is None:
+        return Rounded(used, None, None, form, _name(encoding)) if dtype in HALF else None
+    if _within_float32(used, meant, base):
+        return None
+    return Rounded(used, meant, base, form, _name(encoding), scaling=scaling)
 
 
 def precision_of_bits(values: Floats) -> int:
@@ -333,6 +371,8 @@ def _effect(found: Rounded, last: int, error: float) -> str:
 def _advice(encoding: Rotary | Sinusoidal, found: Rounded) -> str:
     name = found.name or "the frequencies"
     rebuilt = f": {written(found)}" if found.base is not None else ""
+    if encoding.origin == "tensors" and encoding.factor is not None:
+        return f"Write {name} to the file in float32, or leave it out where the model computes it{rebuilt}."
     if encoding.factor is None:
         return f"Build {name} again from float32 frequencies{rebuilt}; cast only the finished table."
     if found.cast:

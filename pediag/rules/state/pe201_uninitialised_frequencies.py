@@ -20,10 +20,15 @@ gives these numbers. Allowed besides: zeros at the tail (proportional rotary), a
 factors of LongRoPE below 1), evenly spaced frequencies (rotary for pixels), trained frequencies. Not
 allowed: a value that is positive and below 1e-20, which no base gives and left-over memory often is.
 
+Where nothing can be run, stored tensors are judged: a list of which a formula gives more than half, for entries
+that are not finite, zero, negative or end the fall; tables of cosines and sines, for values that are none. Stored
+tensors that the model does not read are a note, since another runtime may.
+
 ## Known limits
 
 Left-over memory that happens to fall within (0, 1] looks like learned frequencies and passes. Finished tables
-show frequencies only modulo a turn. Frequencies that are a wrong but sound formula are PE202.
+show frequencies only modulo a turn. Frequencies that are a wrong but sound formula are PE202. A stored list that is
+garbage as a whole cannot be told from any other list by its values, and is silent.
 
 ## Fix
 
@@ -45,6 +50,7 @@ import numpy as np
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.rules.state import _stored
 from pediag.theory.frequencies import inverse_frequencies
 from pediag.theory.recover import identify
 
@@ -61,9 +67,6 @@ USUAL_BASE = 10000.0
 
 SMALLEST = 1e-20
 """Radians per token; published bases end at 1e9, so no formula gives less."""
-
-ABSURD = 1e4
-"""A cosine or sine cannot be this large."""
 
 SLACK = 1e-4
 """Relative rise from one pair to the next that rounding explains, half precision apart."""
@@ -102,13 +105,18 @@ class Suspect:
     severity="error",
     basis="field report",
     needs=("trace",),
+    instead=("tensors",),
     references=("transformers issue 45902", "torchtitan issue 3772"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each buffer of frequencies that holds garbage."""
+    found = list(_of_stored(facets))
+    yield from found
     trace = facets.structural
     if trace is None:
-        raise CouldNotCheck("the target holds no code to run; give the model")
+        if not found and not _stored.rotations(facets.encodings):
+            raise NotApplicable("no stored tensor holds rotary frequencies or their cosines and sines")
+        return
     looked = _Looked(facets, trace)
     merged: dict[object, Suspect] = {}
     for suspect in looked.suspects():
@@ -118,10 +126,18 @@ def check(facets: Facets) -> Iterator[Finding]:
         merged[key] = replace(known, modules=tuple(dict.fromkeys([*known.modules, *suspect.modules])))
     for suspect in merged.values():
         yield _finding(facets, suspect)
-    if not merged and not looked.judged:
+    if not merged and not found and not looked.judged:
         if looked.unknown:
             raise CouldNotCheck(f"the frequencies have no numbers here: {looked.unknown}")
         raise NotApplicable("the model has no rotary encoding")
+
+
+def _of_stored(facets: Facets) -> Iterator[Finding]:
+    """What is wrong with tensors of a file, where nothing runs or the model that runs does not read them."""
+    for encodings, unread in ((facets.encodings, False), (facets.unread, True)):
+        for encoding in _stored.rotations(encodings):
+            for hole in _stored.holes(facets, encoding):
+                yield _stored.finding(facets, encoding, hole, unread=unread)
 
 
 class _Looked:
@@ -225,7 +241,7 @@ class _Looked:
             return None
         wide = torch.complex64 if value.is_complex() else torch.float32
         size = np.abs(value.to(wide).flatten().numpy())
-        wrong = ~np.isfinite(size) | (size > ABSURD)
+        wrong = ~np.isfinite(size) | (size > _stored.ABSURD)
         if not wrong.any():
             return None
         index = int(wrong.argmax())
