@@ -57,6 +57,9 @@ MODEL = {
 }
 """What a rotation needs to know of its model -> the keys that say it, the first that is there counts."""
 
+WIDTHS = ("partial_rotary_factor", "rotary_dim", "qk_rope_head_dim")
+"""Keys of :data:`MODEL` that say a rotary width; no model without rotation has one."""
+
 GLM_BASE = 10000.0
 """``rope_ratio`` multiplies this base, and half of the head turns (modeling_chatglm.py of GLM-4)."""
 
@@ -183,3 +186,16 @@ def _glm(here: str, path: str, model_type: str, values: Values, around: dict[str
     base = Said(GLM_BASE * ratio if sound else ratio, f"{here}rope_ratio")
     half = {"partial_rotary_factor": Said(0.5, f"{here}rope_ratio")}
     return RopeDeclaration(path, "", model_type, base, None, {}, {**half, **around})
+
+
+def with_widths(config: Config) -> list[RopeDeclaration]:
+    """:func:`declarations`, and one without base and type for each section that only says how wide the rotation is."""
+    spoken = declarations(config)
+    found = {one.section for one in spoken}
+    for path, values in config.sections():
+        if path not in found and all(part in TEXT for part in path.split(".") if part):
+            around = _model(config, path, values)
+            if any(key in around for key in WIDTHS):
+                model_type = str(values.get("model_type") or config.get("model_type") or "")
+                spoken.append(RopeDeclaration(path, "", model_type, None, None, {}, around))
+    return spoken
