@@ -319,10 +319,9 @@ def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | N
     """The longest input the model is meant for: what it declares, or the rows of its shortest table."""
     from pediag.encodings import Learned, Rotary, Sinusoidal
 
-    tables = [
-        e.table for e in encodings if isinstance(e, (Learned, Rotary, Sinusoidal)) and e.table is not None
-    ]
-    lengths = [table.rows - table.first for table in tables]
+    tabled = [e for e in encodings if isinstance(e, (Learned, Rotary, Sinusoidal)) and e.table is not None]
+    sure = [e for e in tabled if not e.doubt] or tabled
+    lengths = [e.table.rows - e.table.first for e in sure if e.table is not None]
     declared = _declared(config)
     if declared is not None:
         lengths.append(declared)
