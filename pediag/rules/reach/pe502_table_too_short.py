@@ -21,6 +21,10 @@ whose tables of 514 or 1,026 rows hold 512 or 1,024 tokens). It fires when the l
 that each token reads is found by replaying the model's own program with the table replaced by its row
 numbers.
 
+Where nothing can be run, stored tables are held against the length: a learned one is an error, or a note where it
+may be another weight. Tables, ids and masks that a formula gives are a note, since code may lengthen them. Rows of
+zeros at the head are for padding; rows that are kept aside without being zero (OPT, BART) cannot be seen.
+
 ## Known limits
 
 Tables of relative distances that clip or bucket have no end. An index that wraps around (position modulo
@@ -49,6 +53,7 @@ from typing import TYPE_CHECKING
 
 from pediag.rules.entry._common import line_of, place, spot, structural
 from pediag.rules.finding import Evidence, Finding, Fix, Severity
+from pediag.rules.reach import _stored
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
@@ -101,10 +106,16 @@ class _Short:
     severity="error",
     basis="theorem",
     needs=("trace",),
+    instead=("tensors",),
     references=("torch.nn.Embedding", "Liu et al. 2019, 1907.11692", "huggingface/transformers issue 14243"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each tensor that ends before the text does."""
+    if facets.structural is None and (stored := _stored.held(facets.encodings)):
+        yield from _stored.findings(facets, stored)
+        return
+    if facets.structural is None and facets.tensors is not None:
+        raise NotApplicable("no stored tensor is a table, buffer of ids or mask with one row a token")
     trace = structural(facets)
     target = facets.target
     seen: set[object] = set()

@@ -1,0 +1,93 @@
+"""Tables, buffers of ids and masks that lie in a file, against the length asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
+from pediag.rules.rule import Facets
+
+if TYPE_CHECKING:
+    from pediag.encodings import Encoding
+
+WORDS = {
+    "learned": "table of positions",
+    "sinusoidal": "sinusoidal table",
+    "rotary": "table of cosines and sines",
+    "position-ids": "buffer of position ids",
+    "mask": "causal mask",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A stored encoding with one row a token: its rows, and the row that position 0 reads."""
+
+    encoding: Encoding
+    rows: int
+    first: int
+
+    @property
+    def limit(self) -> int:
+        """Longest input in tokens."""
+        return self.rows - self.first
+
+
+def held(encodings: Iterable[Encoding]) -> list[Held]:
+    """The encodings of stored tensors that have one row a token."""
+    found = []
+    for encoding in encodings:
+        rows = encoding.parameters.get("rows")
+        if encoding.origin == "tensors" and encoding.scheme in WORDS and isinstance(rows, int):
+            first = encoding.parameters.get("first_row", 0)
+            found.append(Held(encoding, rows, first if isinstance(first, int) else 0))
+    return found
+
+
+def findings(facets: Facets, stored: Iterable[Held]) -> Iterator[Finding]:
+    """One finding for each that has fewer rows than ``seq_len`` tokens need."""
+    for one in stored:
+        if one.limit < facets.seq_len:
+            yield _finding(facets.seq_len, one)
+
+
+def severity_of(encoding: Encoding) -> Severity | None:
+    """The rule's own for a learned table beyond doubt; a note where code may extend it, or it may be something else."""
+    return None if encoding.scheme == "learned" and not encoding.doubt else "note"
+
+
+def _finding(n: int, one: Held) -> Finding:
+    encoding = one.encoding
+    name = encoding.leaves[0]
+    skipped = f", of which the first {one.first:,} are for padding," if one.first else ""
+    needed = n + one.first
+    what = f"The stored {WORDS[encoding.scheme]} `{name}`"
+    return Finding(
+        message=f"{what} has {one.rows:,} rows{skipped} and {needed:,} are needed for {n:,} tokens.",
+        effect=_effect(n, one),
+        where=Where(name.rpartition(".")[0], encoding.id),
+        evidence=Evidence(one.rows, needed, one.limit, "rows", n),
+        fix=Fix(_advice(needed, one)),
+        severity=severity_of(encoding),
+        scheme=encoding.scheme,
+    )
+
+
+def _effect(n: int, one: Held) -> str:
+    beyond = n - one.limit
+    stand = f"{beyond:,} token{'s stand' if beyond > 1 else ' stands'} beyond its last row"
+    if one.encoding.scheme == "learned":
+        if one.encoding.doubt:
+            return f"If this is the table of positions, {stand}. Uncertain: {one.encoding.doubt}."
+        return f"{stand[0].upper()}{stand[1:]}: IndexError on the CPU, a device-side assert on CUDA."
+    return f"{stand[0].upper()}{stand[1:]}, unless the code that reads it makes it longer; the file does not tell."
+
+
+def _advice(needed: int, one: Held) -> str:
+    cut = f"ut texts at {one.limit:,} tokens (max_length={one.limit} at the tokenizer)"
+    name = f"`{one.encoding.leaves[0]}`"
+    if one.encoding.scheme == "learned":
+        return f"C{cut}, or resize {name} once to {needed:,} rows by interpolation and fine-tune it."
+    return f"Write {name} with {needed:,} rows; a formula makes it. Or: c{cut}."
