@@ -29,6 +29,9 @@ LARGE = 1 << 16
 LOOKED_INTO = 512
 """Large matrices that are looked into at most; of kinds that many layers share, only some then."""
 
+COPIES = 3
+"""Equal lists of frequencies from which on they belong to layers, which all turn q and k: a timestep has one or two."""
+
 SAMPLES = 3
 """Members of a kind that are looked into first when there are too many for all."""
 
@@ -49,10 +52,13 @@ def read(tensors: Mapping[str, LazyTensor]) -> list[Encoding]:
     found = [encoding for _, encoding in sorted(finder.found, key=lambda pair: pair[0])]
     for encoding in found:
         encoding.modules = _holders(encoding)
+        encoding.parameters["shape"] = list(tensors[encoding.leaves[0]].shape)
     merged = merge(found)
     for encoding in merged:
         encoding.modules = _holders(encoding)
         encoding.layers = layers(encoding.modules)
+        if encoding.doubt == frequencies.ALONE and len(encoding.leaves) >= COPIES:
+            encoding.doubt = ""
     return merged
 
 

@@ -125,7 +125,7 @@ def _unbreakable(report: Result) -> Iterable[str]:
         yield finding.message
         yield finding.fix.summary
     for encoding in report.encodings:
-        yield from encoding.modules
+        yield from encoding.leaves if encoding.origin == "tensors" else encoding.modules
         yield place(encoding.source_file, encoding.source_line)
         yield from (place(site.file, site.line) for site in group(encoding.sites))
 
@@ -237,8 +237,14 @@ def _footer(report: Report) -> Iterable[tuple[str, Text]]:
 def _recognised(encoding: Recognised) -> Text:
     """The title and who uses it; ``inspect`` lists the parameters."""
     text = Text(printable(encoding.title or encoding.scheme), style="bold")
-    users = encoding.layers or ", ".join(grouped(encoding.modules)[:2])
-    return text.append(f" · {printable(users)}", style="not bold") if users else text
+    if encoding.origin == "tensors":
+        users = f"stored as {', '.join(grouped(encoding.leaves)[:2])}"
+    else:
+        users = printable(encoding.layers) or ", ".join(grouped(encoding.modules)[:2])
+    text.append(f" · {users}" if users else "", style="not bold")
+    return text.append(
+        f" · uncertain: {printable(encoding.doubt)}" if encoding.doubt else "", style="not bold yellow"
+    )
 
 
 def _ran(report: Report) -> Text:
@@ -276,14 +282,24 @@ def _inspected(encoding: Recognised) -> Table:
     table.add_row("scheme", printable(encoding.scheme))
     for name, value in encoding.parameters.items():
         table.add_row(printable(name), Text(parameter(value)))
-    users = filter(None, (printable(encoding.layers), *grouped(encoding.modules)))
-    table.add_row("used by", Text("\n".join(users), style="cyan"))
+    for label, lines in _whereabouts(encoding):
+        table.add_row(label, Text("\n".join(lines), style="cyan"))
+    if encoding.doubt:
+        table.add_row("uncertain", Text(printable(encoding.doubt), style="yellow"))
     if encoding.source_file and not encoding.sites:
         table.add_row("applied at", _lines(encoding.source_file, encoding.source_line))
     for site in group(encoding.sites):
         text = Text(f"{printable(site.kind)} ({printable(site.op)}) × {number(site.count)}")
         table.add_row("sites", Text("\n").join(filter(None, (text, _lines(site.file, site.line)))))
     return table
+
+
+def _whereabouts(encoding: Recognised) -> Iterable[tuple[str, list[str]]]:
+    """Who uses it; of one that was read off stored tensors, which these are."""
+    if encoding.origin == "tensors":
+        yield "stored as", list(filter(None, (printable(encoding.layers), *grouped(encoding.leaves))))
+    else:
+        yield "used by", list(filter(None, (printable(encoding.layers), *grouped(encoding.modules))))
 
 
 def _lines(file: str | None, line: int | None) -> Text:
