@@ -75,6 +75,7 @@ def joined(found: list[Encoding], said: list[Encoding]) -> list[Encoding]:
     for one in said:
         same = [other for other in found if _agree(one, other)]
         for other in same:
+            other.doubt = ""
             if isinstance(other, Rotary) and isinstance(one, Rotary):
                 other.head_width, other.seen = one.head_width, one.seen
                 other.parameters["head_width"] = one.head_width
