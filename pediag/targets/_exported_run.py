@@ -7,7 +7,7 @@ were in the model that was exported. PyTorch's own deserialiser is not used: it 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -153,23 +153,22 @@ def _resolved(item: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _bind(names: tuple[Any, ...], result: Any, values: dict[str, Any]) -> None:
-    """Give the results of a step their names."""
-    if len(names) == 1 and not (
-        isinstance(names[0], str) and isinstance(result, (list, tuple)) and len(result) == 1
-    ):
+    """Give the results of a step their names. Raises RuntimeError where there are fewer than the graph says."""
+    if len(names) == 1 and not (isinstance(names[0], str) and isinstance(result, (list, tuple))):
         _bind_one(names[0], result, values)
-        return
-    for name, item in zip(names, result, strict=False):
-        _bind_one(name, item, values)
+    else:
+        _bind_each(names, result, values)
 
 
 def _bind_one(name: Any, item: Any, values: dict[str, Any]) -> None:
     if isinstance(name, tuple):
-        for inner, part in _pairs(name, item):
-            _bind_one(inner, part, values)
+        _bind_each(name, item, values)
     elif name is not None:
         values[name] = item
 
 
-def _pairs(names: tuple[Any, ...], items: Any) -> Iterator[tuple[Any, Any]]:
-    return zip(names, items, strict=False)
+def _bind_each(names: tuple[Any, ...], items: Any, values: dict[str, Any]) -> None:
+    if names and (not isinstance(items, (list, tuple)) or len(items) < len(names)):
+        raise RuntimeError(f"the program expects {len(names)} results of an operation that has fewer")
+    for name, item in zip(names, items or (), strict=False):
+        _bind_one(name, item, values)

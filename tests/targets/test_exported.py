@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,18 @@ import torch
 from torch import nn
 
 import pediag
-from pediag.errors import LoadError, TraceError
+from pediag.errors import LoadError, UsageError
 from pediag.targets import open_target
+from tests.targets._corruption import ends
+from tests.targets._hostile import (
+    LOADED_BY_TORCH,
+    OPENED,
+    REFUSED,
+    UNTRACED,
+    pickled_weight,
+    program,
+    rewritten,
+)
 from tests.targets._models import Alibi, Learned, Plain, Rotary, Sinusoidal
 
 EXAMPLE = torch.arange(24).reshape(2, 12)
@@ -133,7 +146,7 @@ def test_a_source_file_that_is_not_here_is_still_named(tmp_path: Path) -> None:
     source.unlink()
     gone = pediag.inspect(_fresh(path)).encodings
     names = [
-        [(s.frame.file, s.frame.line) for e in found if e.scheme == "learned" for s in e.sites][0]
+        next((s.frame.file, s.frame.line) for e in found if e.scheme == "learned" for s in e.sites)
         for found in (kept, changed, gone)
     ]
     assert names == [(str(source), 7), (f"{source} (as exported)", 7), (str(source), 7)]
@@ -205,7 +218,7 @@ def test_a_fixed_length_that_is_a_width_is_judged_by_its_tensors(tmp_path: Path)
 
 def test_a_wrong_input_name_is_told_with_the_right_ones(tmp_path: Path) -> None:
     path = saved(Learned(), tmp_path / "m.pt2")
-    with pytest.raises(pediag.errors.UsageError, match="it takes ids"):
+    with pytest.raises(UsageError, match="it takes ids"):
         pediag.inspect(path, inputs=["tokens=int64[B,N]"])
 
 
@@ -239,3 +252,144 @@ def test_inputs_are_read_from_the_signature(tmp_path: Path) -> None:
     ]
     (learned,) = pediag.inspect(tmp_path / "m.pt2").encodings
     assert (learned.scheme, learned.parameters["rows"]) == ("learned", 512)
+
+
+# -- safety -------------------------------------------------------------------------------------------------
+
+WAYS = {**OPENED, **{name: make for table in (REFUSED, UNTRACED) for name, (make, _) in table.items()}}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sound program outside of the folder that is worked in, where nothing may appear."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return saved(Plain(), tmp_path / "sound.pt2")
+
+
+def untouched() -> None:
+    assert sorted(item.name for item in Path().iterdir()) == ["m.pt2"]
+
+
+@pytest.mark.parametrize("way", OPENED)
+def test_text_in_a_program_is_no_code(source: Path, way: str) -> None:
+    path = OPENED[way](source, Path("m.pt2"))
+    report = pediag.check(path)
+    assert {encoding.scheme for encoding in report.encodings} >= {"sinusoidal"}
+    assert not any("trust" in note for note in report.notes)
+    untouched()
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_a_program_may_not_ask_for_is_refused(source: Path, way: str) -> None:
+    make, said = REFUSED[way]
+    path = make(source, Path("m.pt2"))
+    with pytest.raises(LoadError, match=re.escape(said)) as caught:
+        pediag.check(path)
+    assert "\n" not in str(caught.value)
+    untouched()
+
+
+@pytest.mark.parametrize("way", UNTRACED)
+def test_what_has_no_form_here_leaves_the_tensors(source: Path, way: str) -> None:
+    make, said = UNTRACED[way]
+    target = open_target(make(source, Path("m.pt2")))
+    assert target.module is None
+    assert said in target.reason_not_runnable
+    assert torch.equal(target.tensors["table"].load(), Plain().table)
+    assert pediag.check("m.pt2").target.spec == "m.pt2"
+    untouched()
+
+
+@pytest.mark.parametrize("way", LOADED_BY_TORCH)
+def test_these_are_ways_in_for_the_loader_of_torch(source: Path, way: str) -> None:
+    WAYS[way](source, Path("m.pt2"))
+    with contextlib.suppress(Exception):
+        torch.export.load("m.pt2")
+    assert Path("ran").is_dir()
+
+
+def test_trust_reads_a_pickled_tensor_and_says_so(source: Path) -> None:
+    path = pickled_weight(source, Path("m.pt2"))
+    with pytest.raises(LoadError, match="is no tensor"):
+        pediag.check(path, trust=True)
+    assert Path("ran").is_dir()
+
+
+def test_operations_of_a_library_need_it_and_trust(tmp_path: Path) -> None:
+    with torch.library._scoped_library("pediag_test", "FRAGMENT") as library:
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("double", torch.empty_like, "Meta")
+
+        class Own(Learned):
+            def forward(self, ids: torch.Tensor) -> torch.Tensor:
+                return torch.ops.pediag_test.double(super().forward(ids))
+
+        path = saved(Own(), tmp_path / "m.pt2")
+        with pytest.raises(LoadError, match=r"calls pediag_test::double, none of .* operations: add --trust"):
+            pediag.inspect(path)
+        report = pediag.inspect(path, trust=True)
+        assert f"--trust was used: code in {path} ran: it called pediag_test::double" in report.notes
+        assert {encoding.scheme for encoding in report.encodings} == {"learned", "mask"}
+    assert "no library here registers pediag_test" in open_target(path).reason_not_runnable
+
+
+# -- archives -----------------------------------------------------------------------------------------------
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(LoadError) as caught:
+        open_target(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_a_file_is_its_content_decides(source: Path) -> None:
+    assert open_target(rewritten(source, Path("m.pt"), {})).module is not None
+    torch.save({"places.weight": torch.ones(8, 4)}, "m.pt2")
+    assert list(open_target("m.pt2").tensors) == ["places.weight"]
+    Path("n.pt2").write_text("not a zip archive")
+    assert "not an exported program" in refused(Path("n.pt2"))
+
+
+def test_programs_of_older_layouts_get_a_clear_line(source: Path) -> None:
+    with zipfile.ZipFile("m.pt2", "w") as archive:
+        archive.writestr("version", "8.4")
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr("serialized_state_dict.pt", "")
+    assert "layout of an older PyTorch" in refused(Path("m.pt2"))
+    assert "layout of an older PyTorch" in refused(
+        rewritten(source, Path("n.pt2"), {"data/weights/model.pt": b"PK"})
+    )
+    newer = program(source, Path("o.pt2"), lambda held: held["schema_version"].update(major=9))
+    assert "its schema is version 9" in refused(newer)
+
+
+def test_archives_without_a_program_or_with_several(source: Path) -> None:
+    gone: dict[str, bytes | None] = {"models/model.json": None}
+    assert "no program" in refused(rewritten(source, Path("m.pt2"), gone))
+    compiled = {**gone, "data/aotinductor/model/a.so": b"\x7fELF"}
+    assert "AOTInductor" in refused(rewritten(source, Path("n.pt2"), compiled))
+    several = rewritten(
+        source, Path("o.pt2"), {"models/draft.json": b"{}", "data/aotinductor/model/a.so": b"\x7fELF"}
+    )
+    notes = open_target(several).notes
+    assert notes == [
+        "of its programs, model is checked, not draft",
+        "its compiled code (AOTInductor) was not read",
+    ]
+
+
+def test_a_tensor_may_not_reach_beyond_its_bytes(source: Path) -> None:
+    def longer(held: dict[str, Any]) -> None:
+        held["config"]["tokens.weight"]["tensor_meta"]["sizes"][0]["as_int"] = 2**40
+
+    path = program(source, Path("m.pt2"), longer, "data/weights/model_weights_config.json")
+    assert "'tokens.weight' claims more numbers than are stored" in refused(path)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_damaged_copies_open_or_are_refused(tmp_path: Path, seed: int) -> None:
+    assert ends("tiny.pt2", seed, tmp_path)["opened"] > 50
