@@ -19,8 +19,8 @@ ANYWHERE = (
 ADAPTED = "base_model.model."
 """What PEFT puts in front of the names of the model that it adapts."""
 
-HOLDERS = ("model",)
-"""The attribute under which trainers hold a model, beside the one that all stored names share."""
+HOLDERS = ("model", "model.module")
+"""Under what trainers hold a model, beside the attribute that all stored names share."""
 
 
 def bare_name(name: str) -> str:

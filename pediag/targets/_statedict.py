@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pediag.errors import LoadError
-from pediag.targets._paths import shortened
+from pediag.targets._paths import one_line, shortened
 from pediag.targets._rebuilding import Numberless, NumpyArray, Part, StoredTensor
 from pediag.targets._unpickle import Named, Opaque
 from pediag.targets.config import Config, looks_like_config
@@ -147,9 +147,10 @@ def _chosen(walk: _Walk, held: object) -> tuple[list[tuple[str, Any]], str, list
             (key for key in STATE_KEYS if isinstance(held.get(key), Mapping) and walk.any(held[key])), None
         )
         beside = [other for other in held if other != key and (key is not None or _is_beside(other))]
-        left += [".".join([*taken, str(other)]) for other in beside if walk.any(held[other])]
+        left += [".".join([*taken, one_line(other, 60)]) for other in beside if walk.any(held[other])]
         if key is None:
-            held = {name: item for name, item in held.items() if name not in set(beside)}
+            apart = set(beside)
+            held = {name: item for name, item in held.items() if name not in apart}
             break
         taken.append(key)
         held = held[key]
@@ -245,7 +246,7 @@ def _plainly(value: Any, left: list[int], depth: int) -> Any:
 def contents(held: object) -> str:
     """What a file without a model's tensors holds, in words."""
     if isinstance(held, Mapping):
-        keys = (str(key) if isinstance(key, (str, int)) else "<key>" for key in held)
+        keys = (one_line(key, 60) if isinstance(key, (str, int)) else "<key>" for key in held)
         return f"a mapping without tensors (keys: {shortened(keys, 6)})" if held else "an empty mapping"
     kind = held.kind if isinstance(held, Opaque) else type(held).__name__
     return f"one {kind}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from pediag.errors import LoadError
+from pediag.targets._paths import one_line
 
 DIRECTORY_LIMIT = 64 * 2**20
 """Bytes of directory that are read; 500,000 tensors take about 50 MiB."""
@@ -113,9 +114,9 @@ def _listed(directory: bytes) -> dict[str, _Listed]:
         at = start + name_length + extra_length + comment_length
         size, packed, header = _widened((size, packed, header), extra)
         if method == 0 and size != packed:
-            raise _Damage(f"entry {_shown(raw)} has two sizes")
-        if (name := _shown(raw)) in found:
-            raise _Damage(f"two of its entries are called {name}")
+            raise _Damage(f"entry {_told(raw)} has two sizes")
+        if (name := _text(raw)) in found:
+            raise _Damage(f"two of its entries are called {_told(raw)}")
         found[name] = _Listed(header, packed, flags, method, raw)
     return found
 
@@ -137,7 +138,7 @@ def _widened(values: tuple[int, int, int], extra: bytes) -> tuple[int, int, int]
 
 def _placed(file: BinaryIO, item: _Listed, directory: int) -> Entry:
     """Where an entry's bytes lie, by the header in front of them."""
-    name = _shown(item.name)
+    name = _told(item.name)
     if item.flags & _ENCRYPTED:
         raise _Damage(f"entry {name} is encrypted")
     if item.header + _LOCAL.size > directory:
@@ -152,12 +153,17 @@ def _placed(file: BinaryIO, item: _Listed, directory: int) -> Entry:
     return Entry(begin, begin + item.size, item.method != 0)
 
 
-def _shown(raw: bytes) -> str:
+def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
+
+
+def _told(raw: bytes) -> str:
+    """A name for a message."""
+    return one_line(ascii(_text(raw)), 100)
 
 
 def _refuse_overlap(spec: str, entries: dict[str, Entry]) -> None:
     filled = sorted((entry, name) for name, entry in entries.items() if entry.begin < entry.end)
     for (one, name), (two, other) in pairwise(filled):
         if two.begin < one.end:
-            raise LoadError(f"{spec}: damaged: its entries {name} and {other} claim the same bytes")
+            raise LoadError(f"{spec}: damaged: its entries {name!r} and {other!r} claim the same bytes")
