@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from pediag.targets._sharded import brought, elsewhere, flat_parameters, part, used_on, whole
+from pediag.targets._sharded import brought, computes_in, elsewhere, flat_parameters, part, used_on, whole
 from pediag.targets._wrappers import inside, is_service, own_method, removed
 
 _HOOKS = (
@@ -40,7 +40,7 @@ def bare(module: object) -> tuple[nn.Module, list[str]]:
     if copy.needed(root):
         root = copy.of_tree(root)
     notes = [_note(name, count) for name, count in taken.items()]
-    return root, [*notes, *_compiled(root), *_spread(root)]
+    return root, [*notes, *_compiled(root), *_spread(root), *_casts(module)]
 
 
 def in_parts(module: object) -> nn.Module | None:
@@ -84,6 +84,14 @@ def _spread(root: nn.Module) -> list[str]:
     return [
         f"{len(found)} of {len(tensors)} parameters are spread over ranks: their shapes are known, their "
         "numbers are not"
+    ]
+
+
+def _casts(given: object) -> list[str]:
+    dtypes = dict.fromkeys(computes_in(module) for module in _all_modules(given))
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None]
+    return [
+        f"sharding casts parameters to {name} as it runs: give dtype={name!r} to judge that" for name in names
     ]
 
 

@@ -70,6 +70,17 @@ def flat_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.T
         yield owner, name, first[first_owner, first_name]
 
 
+def computes_in(module: nn.Module) -> torch.dtype | None:
+    """The dtype that a sharding wrapper or hook casts the parameters of ``module`` to; None where it casts none."""
+    owners = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
+    policies = [
+        getattr(module, "mixed_precision", None),
+        *(getattr(item, "_mp_policy", None) for item in owners),
+    ]
+    found = [getattr(policy, "param_dtype", None) for policy in policies]
+    return next((dtype for dtype in found if isinstance(dtype, torch.dtype)), None)
+
+
 def used_on(module: nn.Module) -> torch.device | None:
     """The device that an offloading hook of accelerate has ``module`` run on; None without one."""
     devices = [getattr(hook, "execution_device", None) for hook in _offloading(module)]

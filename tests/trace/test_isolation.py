@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tests.trace._sessions import content, session
+from pediag.targets._sharded import Elsewhere
+from pediag.trace.isolation import on_host
+from tests.trace._sessions import content, joined, session
 
 D = 12
 TABLES: dict[int, Tensor] = {}
@@ -307,3 +309,59 @@ def test_defaults_that_forward_sets_are_put_back() -> None:
     before = torch.get_default_dtype(), torch.get_default_device()
     session(_SetsDefaults()).structural()
     assert (torch.get_default_dtype(), torch.get_default_device()) == before
+
+
+class _Turned(nn.Module):
+    """Makes its frequencies by a matrix product that its code keeps out of autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            places = torch.arange(x.shape[1], device=x.device).float()[:, None]
+            angle = places @ (10000.0 ** (-torch.arange(D) / D))[None]
+        return self.norm(x) + angle
+
+
+def test_what_a_model_keeps_out_of_autocast_is_replayed_without_it() -> None:
+    model = _Turned()
+    with torch.autocast("cpu", torch.bfloat16), on_host():
+        made = session(model).structural()
+        angle = made.value(joined(made))
+    places = torch.arange(made.seq_len).double()[:, None]
+    expected = places * 10000.0 ** (-torch.arange(D).double() / D)
+    assert torch.allclose(angle.double(), expected, rtol=1e-6)
+
+
+def test_the_models_own_code_runs_as_it_was_called() -> None:
+    seen: list[Any] = []
+
+    class Notes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(D, D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+            return self.linear(x)
+
+    with torch.autocast("cpu", torch.float16):
+        with on_host():
+            assert not torch.is_autocast_enabled("cpu")
+            assert session(Notes()).structural().failure is None
+        assert torch.is_autocast_enabled("cpu")
+    assert set(seen) == {(True, torch.float16)}
+
+
+def test_inputs_are_on_the_device_of_the_model() -> None:
+    model = nn.Sequential(nn.Embedding(50, D), nn.Linear(D, D))
+    for part in model:
+        for name, parameter in list(part._parameters.items()):
+            made = nn.Parameter(torch.empty(parameter.shape, device="meta"))
+            made._pediag_elsewhere = Elsewhere(torch.device("cuda:0"), read=parameter.detach)
+            part._parameters[name] = made
+    trace = session(model).structural()
+    assert trace.failure is None
+    assert {node.device for node in trace.graph.nodes if node.given} == {"cuda"}
