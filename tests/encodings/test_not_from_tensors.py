@@ -213,7 +213,7 @@ GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 2000, "bos_token_i
 MODELS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("BertModel", {**TEXT, "max_position_embeddings": 96}, {"embeddings.position_embeddings.weight"}),
     ("RobertaModel", {**TEXT, "max_position_embeddings": 98}, {"embeddings.position_embeddings.weight"}),
-    ("GPT2LMHeadModel", {**GPT, "n_positions": 192}, {"transformer.wpe.weight"}),
+    ("GPT2LMHeadModel", {**GPT, "n_positions": 160}, {"transformer.wpe.weight"}),
     ("LlamaForCausalLM", {**TEXT, "num_key_value_heads": 2}, set()),
     ("LlamaForCausalLM", {**TEXT, "num_hidden_layers": 1, "num_key_value_heads": 1}, set()),
     ("MixtralForCausalLM", {**TEXT, "num_key_value_heads": 2, "num_local_experts": 16}, set()),
@@ -235,7 +235,6 @@ MODELS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("MambaModel", {"hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 500}, set()),
     ("ConvNextModel", STAGES, set()),
     ("ResNetModel", {"embedding_size": 16, **STAGES}, set()),
-    ("RwkvModel", {"hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 500}, set()),
     ("EncodecModel", {"num_filters": 4, "codebook_size": 64, "codebook_dim": 16, "hidden_size": 16}, set()),
 ]
 
