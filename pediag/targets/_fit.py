@@ -23,15 +23,15 @@ def fit_notes(target: Target, model: nn.Module) -> list[str]:
     stored = {name: tensor_for(target, name) for name, _ in names}
     tied = _tied(model)
     absent = [name for name, _ in names if stored[name] is None and name not in tied]
-    misfits = []
-    for name, shape in names:
-        found = stored[name]
-        if found is not None and found.shape != shape:
-            misfits.append(f"{found.name} {list(found.shape)} for {list(shape)}")
+    misfits = [
+        f"{found.name} {list(found.shape)} for {list(shape)}"
+        for name, shape in names
+        if (found := stored[name]) is not None and found.shape != shape
+    ]
     if not target.tensors or not (absent or misfits):
         return []
     filled = len(names) - len(absent) - len(misfits)
-    if filled == 0 or not any(stored.values()):
+    if sum(found is not None for found in stored.values()) == len(misfits):
         return [
             f"WARNING: none of the {len(names)} parameters that the config builds is in the file by name and shape; it "
             "may be the config of another model"

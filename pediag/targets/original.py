@@ -43,6 +43,9 @@ NOT_RUNNABLE = (
     "params.json declares a model whose code is not here: name its factory as file.py:name, or the folder that was "
     "converted to the transformers layout"
 )
+UNREAD = "rope.freqs"
+"""A tensor in Meta's files that Meta's code ignores when it loads them (``strict=False``)."""
+
 STEMS = ("consolidated", "model", "pytorch_model")
 
 
@@ -95,8 +98,12 @@ def open_original_folder(
     declared = Config.from_file(file)
     target = open_original(spec, file, declared, config=config)
     read = weights_in(path, STEMS, trust=trust)
-    target.tensors = read.tensors
+    target.tensors = {name: tensor for name, tensor in read.tensors.items() if name != UNREAD}
     target.notes += read.notes
+    if UNREAD in read.tensors:
+        target.notes.append(
+            f"{UNREAD} is left out: the code for params.json computes its frequencies and reads none"
+        )
     if len(read.files) > 1 and read.files[0].startswith("consolidated."):
         target.notes.append(
             f"the {len(read.files)} files are parts of each matrix (model parallel); shapes are those of the last part"

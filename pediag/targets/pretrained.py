@@ -78,6 +78,7 @@ def _with_own_code(target: Target, config: Config, folder: Path | None, trust: T
         target.loader = f"{loader_name()} by code of the folder (trusted)"
         return
     target.build, target.loader = None, "config.json"
+    target.notes.append(f"code that comes with the checkpoint ({files}) was not run")
     target.reason_not_runnable = (
         f"the code of a {config.get('model_type')!r} comes with the checkpoint ({files}) and was not run: "
         "add --trust if you trust its origin, or import it and name it as file.py:name"
