@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pediag.encodings import Rotary
+    from pediag.encodings import Encoding, Rotary
     from pediag.rules.rule import Facets
     from pediag.trace import Node, Trace
     from pediag.trace.graph import Attention
@@ -50,11 +50,29 @@ def span(facets: Facets, encoding: Rotary) -> Span | None:
     """
     trace = facets.structural
     assert trace is not None
-    spans = [_of_attention(facets, trace, attention) for attention in served(trace, encoding)]
+    spans = [attention_span(facets, trace, attention) for attention in served(trace, encoding)]
     if not spans:
         return None
     longest = max(item.length for item in spans)
     return Span(longest, any(item.causal for item in spans if item.length == longest))
+
+
+def distances(facets: Facets, encoding: Encoding) -> int:
+    """How many distances, 0 included, the attentions that ``encoding`` serves compare; all where none is known."""
+    if encoding.origin != "trace" or facets.structural is None:
+        window = getattr(getattr(encoding, "seen", None), "window", None)
+        return min(facets.seq_len, window or facets.seq_len)
+    spans = [attention_span(facets, facets.structural, one) for one in _users(facets.structural, encoding)]
+    return max((item.length for item in spans), default=facets.seq_len)
+
+
+def _users(trace: Trace, encoding: Encoding) -> Iterator[Attention]:
+    """The attentions whose query or key holds a result of the encoding's sites, or in whose module it enters."""
+    results = {site.result for site in encoding.sites}
+    modules = {site.module for site in encoding.sites if site.kind in ("bias", "bilinear")}
+    for attention in trace.graph.attentions:
+        if attention.module in modules or _local(attention.query, attention.key) & results:
+            yield attention
 
 
 def served(trace: Trace, encoding: Rotary) -> Iterator[Attention]:
@@ -81,7 +99,8 @@ def _local(*operands: Node) -> set[Node]:
     return members
 
 
-def _of_attention(facets: Facets, trace: Trace, attention: Attention) -> Span:
+def attention_span(facets: Facets, trace: Trace, attention: Attention) -> Span:
+    """The distances that one attention compares, by its masks and the window that the config declares for it."""
     length = facets.seq_len
     masks = [attention.mask] if attention.mask is not None else []
     masks += [node for site in trace.graph.sites if site.kind == "bias" for node in _mask_of(site, attention)]

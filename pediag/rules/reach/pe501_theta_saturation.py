@@ -1,27 +1,23 @@
-"""The rotary base is too small for the length, or pairs turn to angles that training never showed.
+"""The rotary base is too small for the length: far keys that are alike score below random ones.
 
 ## What it does
 
 For each rotary encoding, takes the frequencies as the model computes them (after any scaling) and the largest
 distance its attention can see at this length (a sliding window or a chunk caps it), and finds the first
-distance at which a key like the query is preferred less than a random one. Also, where the trained length is
-known and no scaling is declared, finds the pairs that never finished a turn in training and go on turning.
+distance at which a key like the query is preferred less than a random one.
 
 ## Why it matters
 
 Past that distance the rotation works against the content: attention prefers keys that have nothing to do
 with the query. Perplexity hardly shows it, retrieval does: a model of 2B parameters trained at 4096 tokens
 with too small a base kept its perplexity and found only what lay in the last few hundred tokens (Men et
-al.). A pair that sees angles beyond those of training is what makes unscaled rotary models fail past their
-trained length.
+al.).
 
 ## What is checked
 
 ``B(m) = sum_i cos(m w_i)`` over the pairs of the head, where a pair that is not rotated adds 1, and ``m0 =
 min {m : B(m) < 0}``. With L the number of distances seen: ``L <= m0`` passes, ``L > m0`` is a note, and ``L
 > 5 m0`` in causal attention a warning. The note gives the smallest base with ``B(m) >= 0`` up to L.
-
-Pairs with ``2 pi / w_i > L_train`` while ``L > L_train``: a warning in causal attention, else a note.
 
 ## Known limits
 
@@ -33,6 +29,7 @@ its pairs unrotated always passes. The smallest base is meant for plain, unscale
 rotary width; where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072
 tokens. Angles that are no multiples of the place in the text (rows and columns, times) are not judged. From a config
 alone the declared frequencies are judged; a warning then needs a class that is causal by its name and no window.
+Pairs that meet angles beyond those of training are PE503's.
 
 ## Fix
 
@@ -43,7 +40,6 @@ serve within m0, or extend the model with a scaling (YaRN, LongRoPE) that it is 
 
 - Men, Xu et al., Base of RoPE Bounds Context Length (2405.14591), theorem 1 and table 2.
 - Su, kexue.fm/archives/10122: the same bound, tighter.
-- Liu et al., Scaling Laws of RoPE-based Extrapolation (2310.05209): the critical dimension.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,7 +57,7 @@ from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.reach._attention import Span, span
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 from pediag.theory._adequate import listed
-from pediag.theory.frequencies import inverse_frequencies, periods
+from pediag.theory.frequencies import inverse_frequencies
 from pediag.theory.reach import first_negative, smallest_adequate_base
 
 if TYPE_CHECKING:
@@ -87,10 +83,9 @@ FIT, FIT_POWER, FIT_WIDTH = 0.0424, 1.628, 128
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """``first`` distance with B < 0 (None: none below the length), pairs with angles not seen in training."""
+    """``first`` distance with B < 0; None when there is none below the length."""
 
     first: int | None
-    unseen: int
 
 
 @rule(
@@ -100,7 +95,7 @@ class Reach:
     basis="published result",
     needs=("trace",),
     instead=("config",),
-    references=("Men et al. 2405.14591", "Su, kexue.fm/archives/10122", "Liu et al. 2310.05209"),
+    references=("Men et al. 2405.14591", "Su, kexue.fm/archives/10122"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each rotary encoding that sees further than it can tell keys apart."""
@@ -125,11 +120,9 @@ def check(facets: Facets) -> Iterator[Finding]:
             continue
         w = effective_frequencies(facets, encoding)
         limited = Span(min(seen.length, LONGEST_SCANNED), seen.causal)
-        found = reach(w, unrotated(encoding), limited.length, _trained(facets, encoding))
+        found = reach(w, unrotated(encoding), limited.length)
         if found.first is not None:
             yield _saturated(facets, encoding, limited, found)
-        elif found.unseen:
-            yield _untrained(facets, encoding, limited, found)
 
 
 def _span(facets: Facets, encoding: Rotary) -> Span | None:
@@ -142,13 +135,9 @@ def _span(facets: Facets, encoding: Rotary) -> Span | None:
     return Span(min(facets.seq_len, said.window or facets.seq_len), said.causal)
 
 
-def reach(w: NDArray[np.float64], unrotated_pairs: int, length: int, trained: int | None) -> Reach:
+def reach(w: NDArray[np.float64], unrotated_pairs: int, length: int) -> Reach:
     """What frequencies w (r/2,), radians per token, do over distances 0 .. length - 1."""
-    first = first_negative(w, length, unrotated_pairs)
-    unseen = 0
-    if trained is not None and length > trained:
-        unseen = int(np.count_nonzero((periods(w) > trained) & (w > 0)))
-    return Reach(first, unseen)
+    return Reach(first_negative(w, length, unrotated_pairs))
 
 
 def severity_of(length: int, first: int, causal: bool) -> Severity:
@@ -175,24 +164,6 @@ def _sound(w: NDArray[np.float64]) -> bool:
     return bool(w.size and np.isfinite(w).all() and np.any(w != 0) and w.min() >= 0 and w.max() <= LARGEST)
 
 
-def _trained(facets: Facets, encoding: Rotary) -> int | None:
-    """The trained length when the frequencies are unscaled and none is declared for them, else None."""
-    plain = encoding.parameters.get("scaling", {}).get("rope_type") == "default"
-    return facets.train_len if plain and not _declares_scaling(facets.config) else None
-
-
-def _declares_scaling(config: Any) -> bool:
-    for _, values in config.sections() if config is not None else ():
-        for key in ("rope_type", "type"):
-            if (
-                isinstance(values.get(key), str)
-                and values[key] not in ("default", "mrope")
-                and "factor" in values
-            ):
-                return True
-    return False
-
-
 def _saturated(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Finding:
     assert found.first is not None
     ratio = seen.length / found.first
@@ -204,7 +175,7 @@ def _saturated(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Fi
     )
     return Finding(
         message=message,
-        effect=_effect(facets, encoding, seen, found),
+        effect=_effect(facets, seen, found),
         where=_where(facets, encoding),
         evidence=Evidence(
             measured=found.first,
@@ -219,16 +190,13 @@ def _saturated(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Fi
     )
 
 
-def _effect(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> str:
+def _effect(facets: Facets, seen: Span, found: Reach) -> str:
     assert found.first is not None
     share = 1 - found.first / seen.length
-    text = (
+    return (
         f"At {facets.seq_len:,} tokens the farthest {100 * share:.0f} % of the distances lie past m0: "
         "retrieval from there suffers before perplexity does."
     )
-    if found.unseen:
-        text += f" {found.unseen} of {encoding.width // 2} pairs also meet angles not seen in training."
-    return text
 
 
 def _advice(encoding: Rotary, seen: Span, found: Reach, base: str) -> str:
@@ -264,36 +232,6 @@ def _rounded_up(base: float, width: int, length: int) -> str:
     while first_negative(inverse_frequencies(rounded, width), length) is not None:
         rounded += step
     return f"{rounded:,.0f}"
-
-
-def _untrained(facets: Facets, encoding: Rotary, seen: Span, found: Reach) -> Finding:
-    pairs = encoding.width // 2
-    w = encoding.frequencies
-    longest = float(periods(w[w > 0]).max())
-    return Finding(
-        message=(
-            f"{found.unseen} of {pairs} pairs never finish a turn within the trained {facets.train_len:,} "
-            f"tokens, and attention sees {seen.length:,} without scaling."
-        ),
-        effect=(
-            f"From token {facets.train_len:,} to {seen.length:,} these pairs meet angles that training never "
-            "showed; unscaled rotary models lose coherence there."
-        ),
-        where=_where(facets, encoding),
-        evidence=Evidence(
-            measured=round(longest, 1),
-            expected=facets.train_len,
-            limit=facets.train_len,
-            unit="tokens per turn",
-            seq_len=facets.seq_len,
-        ),
-        fix=Fix(
-            f"Serve within {facets.train_len:,} tokens, or declare and tune a scaling (YaRN with factor "
-            f"{math.ceil(seen.length / (facets.train_len or 1))}); --train-len says what was trained."
-        ),
-        severity="warning" if seen.causal else "note",
-        scheme=encoding.scheme,
-    )
 
 
 def _where(facets: Facets, encoding: Rotary) -> Where:

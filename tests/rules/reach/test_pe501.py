@@ -99,7 +99,7 @@ def test_published_ratios(name: str) -> None:
     head, width = head_and_rotary(config)
     base = config.get("rope_theta", config.get("rotary_emb_base", 10000.0))
     w = base ** (-np.arange(0, width, 2) / width)
-    found = reach(w, (head - width) // 2, length, None)
+    found = reach(w, (head - width) // 2, length)
     if ratio is None:
         assert found.first is None
     else:
@@ -110,7 +110,7 @@ def test_published_ratios(name: str) -> None:
 
 def test_nemo_warns_and_bidirectional_stays_a_note() -> None:
     w = 1e6 ** (-np.arange(0, 128, 2) / 128)
-    first = reach(w, 0, 1_024_000, None).first
+    first = reach(w, 0, 1_024_000).first
     assert first is not None
     assert 1_024_000 / first == pytest.approx(37.8, abs=0.05)
     assert (severity_of(1_024_000, first, True), severity_of(1_024_000, first, False)) == ("warning", "note")
@@ -183,13 +183,11 @@ def test_no_window_and_no_causal_mask() -> None:
     assert causal.evidence.expected == both.evidence.expected == 3000
 
 
-def test_pairs_unseen_in_training() -> None:
+def test_angles_unseen_in_training_are_another_rule() -> None:
     model = Windowed("none", 0, base=1e9).eval()
-    (finding,) = findings(model, seq_len=120, train_len=60)
-    w = 1e9 ** (-np.arange(0, 24, 2) / 24)
-    assert finding.message.startswith(f"{np.count_nonzero(2 * np.pi / w > 60)} of 12 pairs")
-    assert not findings(model, seq_len=60, train_len=60)
-    assert not findings(Windowed("compare", 50, base=1e9).eval(), seq_len=120, train_len=60)
+    assert not findings(model, seq_len=120, train_len=60)
+    codes = [one.code for one in pediag.check(model, seq_len=120, train_len=60).findings]
+    assert codes.count("PE503") == 1
 
 
 def test_a_window_declared_per_layer(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""PE503: trained lengths, the scalings that cover one, what each scheme is told, and the patch that is offered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.rules.reach._reach import PUBLISHED, cases, findings, points_at_the_mark, status, written
+
+STEM = "pe503_beyond_trained_length"
+LLAMA2 = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.mark.parametrize(("path", "name"), cases(STEM, "FAULTY"))
+def test_faulty(path: Path, name: str) -> None:
+    finding = points_at_the_mark(path, name, "PE503")
+    assert finding.severity == "warning"
+    assert (finding.evidence.measured, finding.evidence.expected) == (512, 128)
+
+
+@pytest.mark.parametrize(("path", "name"), cases(STEM, "HEALTHY"))
+def test_healthy(path: Path, name: str) -> None:
+    assert not findings(f"{path}:{name}", "PE503", seq_len=512)
+
+
+@pytest.mark.parametrize(("path", "name"), cases(STEM, "NOTED"))
+def test_alibi_is_a_note_about_retrieval(path: Path, name: str) -> None:
+    (finding,) = findings(f"{path}:{name}", "PE503", seq_len=512)
+    assert finding.severity == "note"
+    assert "retrieval" in finding.effect
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_silent_at_their_own_length(name: str, tmp_path: Path) -> None:
+    assert not findings(written(tmp_path, PUBLISHED[name]), "PE503")
+
+
+def test_a_config_alone_counts_unseen_pairs_and_gives_a_patch(tmp_path: Path) -> None:
+    (finding,) = findings(written(tmp_path, LLAMA2), "PE503", seq_len=32768)
+    periods = 2 * np.pi * 10000.0 ** (np.arange(0, 128, 2) / 128)
+    assert f"{np.count_nonzero(periods > 4096)} of 64 pairs" in finding.effect
+    lines = Path(finding.where.file).read_text().splitlines()
+    assert '"rope_theta"' in lines[finding.where.line - 1]
+    patch = json.loads(finding.fix.patch)["rope_parameters"]
+    assert (patch["rope_type"], patch["factor"]) == ("yarn", 8.0)
+    assert patch["original_max_position_embeddings"] == 4096
+    again = {key: value for key, value in LLAMA2.items() if key != "rope_theta"} | {"rope_parameters": patch}
+    assert not findings(written(tmp_path, again), "PE503", seq_len=32768)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+COVER = [
+    ({"rope_scaling": {"type": "linear", "factor": 8.0}}, 32768, 32769),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 8192, 8193),
+    (
+        {
+            "max_position_embeddings": 131072,
+            "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192},
+        },
+        131072,
+        131073,
+    ),
+    (
+        {
+            "max_position_embeddings": 32768,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        },
+        131072,
+        131073,
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "within", "beyond"), COVER)
+def test_a_scaling_covers_so_many_tokens(
+    change: dict[str, Any], within: int, beyond: int, tmp_path: Path
+) -> None:
+    target = written(tmp_path, LLAMA2 | change)
+    assert not findings(target, "PE503", seq_len=within)
+    (finding,) = findings(target, "PE503", seq_len=beyond)
+    assert f"covers {within:,}" in finding.message
+
+
+def test_two_declared_lengths_are_no_contradiction_of_training(tmp_path: Path) -> None:
+    target = written(tmp_path, LLAMA2 | {"n_positions": 8192, "max_position_embeddings": 2048})
+    assert not findings(target, "PE503", seq_len=8192)
+    assert findings(target, "PE503", seq_len=8193)
+    assert findings(target, "PE503", seq_len=8192, train_len=1024)
+
+
+def test_a_declared_window_caps_the_distances(tmp_path: Path) -> None:
+    target = written(tmp_path, LLAMA2 | {"model_type": "mistral", "sliding_window": 4096})
+    assert not findings(target, "PE503", seq_len=32768)
+
+
+def test_without_a_trained_length_there_is_nothing_to_judge(tmp_path: Path) -> None:
+    config = {key: value for key, value in LLAMA2.items() if key != "max_position_embeddings"}
+    target = written(tmp_path, config)
+    assert status(target, "PE503", seq_len=9999)[0] == "could-not-check"
+    assert status(target, "PE503", seq_len=9999, train_len=4096)[0] == "fail"
+    ran = status(Complex(1e4).eval(), "PE503", seq_len=600)
+    assert ran == ("not-applicable", "no trained length is known: give --train-len")
+
+
+def test_learned_rows_are_left_to_another_rule(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_head": 12}
+    assert status(written(tmp_path, config), "PE503", seq_len=4096)[0] != "fail"
+
+
+class Complex(nn.Module):
+    """Rotation by complex numbers, another style; the base is the user's."""
+
+    def __init__(self, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.embed, self.qkv = nn.Embedding(97, 48), nn.Linear(48, 144)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, 2, 24)).permute(2, 0, 3, 1, 4)
+        angle = torch.outer(torch.arange(ids.shape[1]).float(), self.base ** (-torch.arange(0, 24, 2) / 24))
+        turn = torch.polar(torch.ones_like(angle), angle)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (12, 2))) * turn).flatten(-2)
+            for x in (q, k)
+        )
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_all_pairs_turned_in_training_is_a_note() -> None:
+    (few,) = findings(Complex(10.0).eval(), "PE503", seq_len=600, train_len=300)
+    (many,) = findings(Complex(1e4).eval(), "PE503", seq_len=600, train_len=300)
+    assert (few.severity, many.severity) == ("note", "warning")
+
+
+def test_a_base_that_is_ntk_scaling_of_a_common_one_counts_as_scaled() -> None:
+    model = Complex(10000.0 * 4.0 ** (24 / 22)).eval()
+    assert not findings(model, "PE503", seq_len=1200, train_len=300)
+    assert findings(model, "PE503", seq_len=1201, train_len=300)

@@ -1,0 +1,90 @@
+"""PE505: shifts by the published rule of half-pixel centres, other ways to blend rows, grids, and tables left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.rules.reach._reach import FIXTURES, cases, findings, points_at_the_mark
+
+STEM = "pe505_table_resampled"
+# Token 255 reads 255.5 / 2 - 0.5; token 511 of 1024 rows 511.5 * 2 - 0.5; ends aligned: 255 * 255 / 511.
+SHIFTS = {
+    "faulty": 127.75,
+    "faulty_sinusoid": 511.5,
+    "faulty_lerp": 255 - 255 * 255 / 511,
+    "faulty_weights": 255 - 255 * 255 / 511,
+}
+
+
+@pytest.mark.parametrize(("path", "name"), cases(STEM, "FAULTY"))
+def test_faulty(path: Path, name: str) -> None:
+    finding = points_at_the_mark(path, name, "PE505")
+    assert finding.severity == "warning"
+    assert finding.evidence.measured == pytest.approx(SHIFTS[name], abs=2e-3)
+
+
+@pytest.mark.parametrize(("path", "name"), cases(STEM, "HEALTHY"))
+def test_healthy(path: Path, name: str) -> None:
+    assert not findings(f"{path}:{name}", "PE505", seq_len=512)
+
+
+@pytest.mark.parametrize("length", [100, 256])
+def test_the_mistake_is_none_up_to_its_rows(length: int) -> None:
+    target = f"{FIXTURES / 'mistakes' / 'resampled_table.py'}:model"
+    assert not findings(target, "PE505", seq_len=length)
+    assert findings(target, "PE505", seq_len=257)
+
+
+class Cached(nn.Module):
+    """Cosines and sines in a cache that is stretched: another kind of table, and another style."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(97, 48), nn.Linear(48, 144)
+        angle = torch.arange(rows)[:, None] * 1e4 ** (-torch.arange(0, 24, 2) / 24)
+        self.cache = nn.Buffer(torch.stack((angle.cos(), angle.sin())))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n = ids.shape[1]
+        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, 2, 24)).permute(2, 0, 3, 1, 4)
+        cache = self.cache[:, :n]
+        if n > self.cache.shape[1]:
+            cache = F.interpolate(self.cache.mT, n, mode="linear", align_corners=True).mT
+        cos, sin = cache[0], cache[1]
+        q, k = (
+            torch.cat((a * cos - b * sin, a * sin + b * cos), -1) for a, b in (q.chunk(2, -1), k.chunk(2, -1))
+        )
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_a_cache_of_cosines() -> None:
+    (finding,) = findings(Cached(256).eval(), "PE505", seq_len=512)
+    assert finding.evidence.measured == pytest.approx(255 - 255 * 255 / 511, abs=2e-3)
+    assert not findings(Cached(512).eval(), "PE505", seq_len=512)
+
+
+@pytest.mark.parametrize(("side", "found"), [(224, []), (384, ["note"])])
+def test_a_vision_model_at_another_resolution(side: int, found: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        num_hidden_layers=2, hidden_size=48, intermediate_size=64, num_attention_heads=4
+    )
+
+    class Resampling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vit = transformers.ViTModel(config)
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            return self.vit(pixel_values, interpolate_pos_encoding=True).last_hidden_state
+
+    inputs = [f"pixel_values=float32[B,3,{side},{side}]"]
+    told = findings(Resampling().eval(), "PE505", seq_len=512, inputs=inputs)
+    assert [finding.severity for finding in told] == found
+    # 24 x 24 patches and the class token.
+    assert all("577 places" in finding.message for finding in told)
