@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -45,10 +46,12 @@ def read(tensors: Mapping[str, LazyTensor]) -> list[Encoding]:
     items = [stored(place, tensor) for place, tensor in enumerate(tensors.values())]
     usable = [item for item in items if item.dtype in known and item.sizes and item.numel > 1]
     finder = _Finder(items)
-    for some, others in _affordable(usable):
-        if finder.look(some):
-            finder.look(others)
-    finder.finish()
+    # Stored numbers may be anything: what is not finite is looked for, and no news.
+    with np.errstate(all="ignore"):
+        for some, others in _affordable(usable):
+            if finder.look(some):
+                finder.look(others)
+        finder.finish()
     found = [encoding for _, encoding in sorted(finder.found, key=lambda pair: pair[0])]
     for encoding in found:
         encoding.modules = _holders(encoding)
