@@ -26,6 +26,7 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _DEPTH = 3
+HOOKED = "what torch.distributed or a training library hooked into forward"
 PATCHED = "what a training library put around forward (casts, transfers)"
 
 
@@ -36,11 +37,12 @@ def bare(module: object) -> tuple[nn.Module, list[str]]:
     """
     root, names = _unwrapped(module)
     taken = Counter(names)
+    compiled = _compiled(root)
     copy = _Copy(module, taken)
     if copy.needed(root):
         root = copy.of_tree(root)
     notes = [_note(name, count) for name, count in taken.items()]
-    return root, [*notes, *_compiled(root), *_spread(root), *_casts(module)]
+    return root, [*notes, *compiled, *_spread(root), *_casts(module)]
 
 
 def in_parts(module: object) -> nn.Module | None:
@@ -156,13 +158,22 @@ class _Copy:
             name: child if child is None else self._of(child, originals)
             for name, child in module._modules.items()
         }
-        for name in _HOOKS:
-            hooks = getattr(module, name)
-            kept = [(key, hook) for key, hook in hooks.items() if not is_service(hook)]
-            made.__dict__[name] = type(hooks)(kept)
+        self._own_hooks(module, made)
         made.__dict__["_compiled_call_impl"] = None
         self._own_methods(module, made)
         return made
+
+    def _own_hooks(self, module: nn.Module, made: nn.Module) -> None:
+        dropped = False
+        for name in _HOOKS:
+            hooks = getattr(module, name)
+            kept = [(key, hook) for key, hook in hooks.items() if not is_service(hook)]
+            dropped |= len(kept) < len(hooks)
+            made.__dict__[name] = type(hooks)(kept)
+        if type(made) is not type(module):
+            self.taken[type(module).__mro__[1].__name__] += 1
+        elif dropped:
+            self.taken[HOOKED] += 1
 
     def _own_tensors(self, module: nn.Module, made: nn.Module) -> None:
         flat = self.flat.get(id(module), {})

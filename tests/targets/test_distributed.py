@@ -451,6 +451,30 @@ def test_a_check_that_stops_leaves_the_shards_as_they_were(results: Path) -> Non
     _reports(results, a_check_that_stops)
 
 
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [
+        (data_parallel, ["DistributedDataParallel was taken off;"]),
+        (
+            data_parallel_of_a_compiled_model,
+            ["OptimizedModule was taken off in 2", "DistributedDataParallel was"],
+        ),
+        (fully_sharded, ["FSDPModule was taken off in 3 places"]),
+        (flat_and_summoned, ["FullyShardedDataParallel was taken off in 3 places"]),
+        (
+            tensor_parallel,
+            ["what torch.distributed or a training library hooked into forward was taken off in 14"],
+        ),
+    ],
+    ids=lambda item: item.__name__ if callable(item) else "",
+)
+def test_each_wrapper_has_a_note(results: Path, function: Case, taken: list[str]) -> None:
+    for report in _reports(results, function):
+        off = [note for note in report["notes"] if "was taken off" in note]
+        assert len(off) == len(taken)
+        assert all(note.startswith(start) for note, start in zip(off, taken, strict=True))
+
+
 def test_mixed_precision_is_told(results: Path) -> None:
     for report in _reports(results, fully_sharded_between_backward_and_step):
         assert any("give dtype='bfloat16'" in note for note in report["notes"])
