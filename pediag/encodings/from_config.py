@@ -120,11 +120,12 @@ def _rotary(config: Config, values: Values, declared: RopeDeclaration, seq_len: 
     if base is None or not width or width % 2 or width > head:
         return None
     scaling = scaling_of(declared)
-    width = head if rope_type(scaling) == "proportional" else width
+    kind = _known_type(scaling)
+    width = head if kind == "proportional" else width
     w = _frequencies(base, width, scaling, seq_len)
-    if w is None or declared.base is None:
+    if w is None or kind is None or declared.base is None:
         return None
-    shown = {"rope_type": rope_type(scaling), **_shown(scaling)}
+    shown = {"rope_type": kind, **_shown(scaling)}
     made = Rotary(
         frequencies=w,
         width=width,
@@ -150,6 +151,14 @@ def scaling_of(declared: RopeDeclaration) -> dict[str, Any]:
     keys = {key: said.value for key, said in declared.scaling.items() if said.value is not None}
     kind = {"rope_type": declared.type.value} if declared.type is not None else {}
     return {**lengths, **keys, **kind}
+
+
+def _known_type(scaling: Values) -> str | None:
+    """The type of a scaling; None for one that has no formula here."""
+    try:
+        return rope_type(scaling)
+    except (TheoryError, TypeError):
+        return None
 
 
 def _frequencies(base: float, width: int, scaling: Values, seq_len: int | None) -> Floats | None:
