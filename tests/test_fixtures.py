@@ -109,9 +109,11 @@ def test_rule_fixture_has_its_variants(path: Path) -> None:
     assert set(re.findall(r"# <- (PE\d+)$", path.read_text(), re.MULTILINE)) <= {code}
 
 
-@pytest.mark.parametrize("path", files("rules")[1:], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", files("rules"), ids=lambda path: path.stem)
 def test_rule_variants_run(path: Path) -> None:
     module = load(path)
+    if isinstance(module.faulty(), dict):
+        return  # a declaration, with nothing to run
     for factory in module.HEALTHY:
         assert tensor_of(run(module, build(factory), module.SEQ_LEN)).isfinite().all(), factory.__name__
     for factory in module.FAULTY + getattr(module, "NOTED", []):
