@@ -52,6 +52,7 @@ VLLM: Mapping[str, Keys] = {
     "yarn": Keys(_LENGTHENED, (*_VLLM_YARN, "apply_yarn_scaling", "truncate", *_SECTIONS)),
     "deepseek_yarn": Keys(_LENGTHENED, (*_VLLM_YARN, "mscale", "mscale_all_dim")),
     "deepseek_llama_scaling": Keys(_LENGTHENED, (*_VLLM_YARN, "mscale", "mscale_all_dim")),
+    "telechat3-yarn": Keys(_LENGTHENED, (*_VLLM_YARN, "mscale", "mscale_all_dim")),
     "longrope": Keys(_LISTS, ("short_mscale", "long_mscale")),
     "llama3": Keys(_BANDS),
     "proportional": Keys(),
@@ -162,11 +163,32 @@ OWN_HEAD_WIDTH: Mapping[str, int] = {
 }
 """Type of model -> channels of a head where the config writes none and the class does not divide for it."""
 
+OWN_SHARE: Mapping[str, float | None] = {
+    **dict.fromkeys("gpt_neox qwen3_5_moe_text qwen3_5_text qwen3_next stablelm".split(), 0.25),
+    **dict.fromkeys(
+        "bamba glm glm4 glm4_moe glm4v_moe_text mistral4 nemotron persimmon phi recurrent_gemma zaya".split(),
+        0.5,
+    ),
+    **dict.fromkeys("mimo_v2_flash moonshine moonshine_streaming musicflamingo".split()),
+    **dict.fromkeys("deepseek_v4 dots3_note_text gemma4_text gemma4_unified_text laguna lfm3 neomme".split()),
+}
+"""Type of model -> share of a head that turns where the config writes none; None where it is odd or layers differ."""
+
 REFUSES = frozenset(
     """arcee aria_text deepseek_ocr2_text esmc eurobert exaone gpt_neox gradium_phonon_tts hyperclovax jais2 llama
     pocket_tts ultrabert unlimited_ocr_text""".split()
 )
 """Types of model whose class raises where the heads do not divide the hidden size; most others round down."""
+
+
+def own_head_width(model_type: str) -> int:
+    """What :data:`OWN_HEAD_WIDTH` says of a type, or of the model of text inside it; 0 where it says nothing."""
+    return OWN_HEAD_WIDTH.get(model_type) or OWN_HEAD_WIDTH.get(f"{model_type}_text", 0)
+
+
+def own_share(model_type: str) -> float | None:
+    """The share of a head that turns where a config writes none; None where that is not one known number."""
+    return OWN_SHARE.get(model_type, OWN_SHARE.get(f"{model_type}_text", 1.0))
 
 
 def meant(kind: str, model_type: str = "") -> str:
