@@ -197,8 +197,10 @@ def _may_declare(path: str) -> bool:
     except LoadError as error:
         return "not valid JSON" in str(error) or "denied" in str(error)
     # A tokenizer's configuration shares one key with a model's.
-    return "weight_map" in values or "peft_type" in values or looks_like_config(
-        {key: item for key, item in values.items() if key != "model_max_length"}
+    return (
+        "weight_map" in values
+        or "peft_type" in values
+        or looks_like_config({key: item for key, item in values.items() if key != "model_max_length"})
     )
 
 

@@ -31,7 +31,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_parameter_is_shown_as_before(make_report, name):
-    report = make_report()
+    report = make_report(outcomes=[])
     first = vars(report.encodings[0])
     report.encodings = [SimpleNamespace(**{**first, "parameters": {name: VALUES[name]}})]
     detached = pickle.loads(pickle.dumps(report.detached()))
