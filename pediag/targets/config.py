@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pediag.errors import LoadError
+from pediag.targets._content import refuse_special
 from pediag.targets._positions import Place, key_positions
 
 SIZE_LIMIT = 64 * 2**20
@@ -170,6 +171,7 @@ _MODEL_KEYS = (
 
 
 def _read_text(path: Path) -> str:
+    refuse_special(os.fspath(path), path)
     try:
         with path.open("rb") as file:
             data = file.read(SIZE_LIMIT + 1)
