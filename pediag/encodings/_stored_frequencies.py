@@ -61,6 +61,7 @@ class Reading:
     pairing: str = ""
     damaged: tuple[int, ...] = ()
     alternatives: tuple[dict[str, Any], ...] = field(default=())
+    even: bool = True
 
     @property
     def width(self) -> int:
@@ -284,13 +285,16 @@ def described(found: Reading) -> dict[str, Any]:
         parameters["numbers_of"] = held
     if found.damaged:
         parameters["damaged"] = list(found.damaged)
+    if not found.even:
+        parameters["positions"] = "not evenly spaced"
     return parameters
 
 
 def titled(what: str, found: Reading, *facts: str) -> str:
     """Such as "rotary frequencies, base 500000, llama3 scaling, 64 pairs"."""
     kind = found.scaling["rope_type"]
-    parts = [what, f"base {found.base:.10g}" if found.base else "no base fits"]
+    none = "no base fits" if found.even else "angles no multiples of the row"
+    parts = [what, f"base {found.base:.10g}" if found.base else none]
     if kind not in ("default", "unknown"):
         parts.append(f"{kind} scaling")
     parts += facts

@@ -133,7 +133,7 @@ def find(item: Stored, value: torch.Tensor, around: Shapes) -> Learned | None:
     count, width = item.sizes
     if not _by_shape(item, around) and not _follows(value):
         return None
-    first = _padding(value)
+    first = _padding(item, value)
     seen = likeness(value, first)
     if seen is None:
         return None
@@ -201,11 +201,15 @@ def likeness(value: torch.Tensor, first: int = 0) -> Likeness | None:
     )
 
 
-def _padding(value: torch.Tensor) -> int:
-    """The row after one of zeros among the first: rows up to it are for padding (fairseq's convention)."""
-    head = rows(value, range(2))
-    zero = np.flatnonzero(~head.any(axis=1))
-    return int(zero[-1]) + 1 if zero.size else 0
+def _padding(item: Stored, value: torch.Tensor) -> int:
+    """The row after one of zeros among the first two: rows up to it are for padding (fairseq's convention).
+
+    Row 0 of a parameter (1, N, D) is that of a class token (ViT, MAE), and is read.
+    """
+    zero = np.flatnonzero(~rows(value, range(2)).any(axis=1))
+    if not zero.size or (item.folded and zero[-1] == 0):
+        return 0
+    return int(zero[-1]) + 1
 
 
 def _by_shape(item: Stored, around: Shapes) -> bool:

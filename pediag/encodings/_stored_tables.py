@@ -35,6 +35,9 @@ STILL = 1e-6
 BEYOND_SINES = 2.0
 """Largest sine, with the largest attention factor in use (1.35 of YaRN at 32 times the length)."""
 
+UNEVEN = "cosines and sines of angles that are no multiples of the row, such as those of rows and columns of an image"
+"""Why a table of points on circles may be no rotation by position."""
+
 LINEAR = 1e-2
 """Share by which a row of angles may be off a multiple of the first: a bfloat16 rounding and more."""
 
@@ -309,7 +312,7 @@ def _of_tables(one: Half, partner: Half | None, found: Reading) -> Rotary:
     made = _rotary(
         members, one.item.sizes[0], replace(found, pairing=one.pairing or found.pairing), _WORDS[kind]
     )
-    made.doubt = doubt
+    made.doubt = doubt or made.doubt
     return made
 
 
@@ -327,10 +330,12 @@ def _rotary(members: list[Stored], count: int, found: Reading, kind: str) -> Rot
         width=found.width,
         head_width=0,
         pairing=found.pairing,
+        even=found.even,
         table=held,
         node=held.leaf,
         origin="tensors",
         leaves=[member.name for member in members],
+        doubt="" if found.even else UNEVEN,
     )
     made.parameters = {**_without_format(described(found)), "rows": count, "dtype": members[0].dtype}
     made.title = titled(kind, found, f"{count:,} rows", f"{found.frequencies.size} pairs")
@@ -349,5 +354,5 @@ def of_stacked(item: Stored, found: Reading, layout: str, doubt: str) -> Rotary:
         [item], item.sizes[0], replace(found, pairing=pairing), "rotary cosines and sines in one table"
     )
     made.parameters["layout"] = layout
-    made.doubt = doubt
+    made.doubt = doubt or made.doubt
     return made

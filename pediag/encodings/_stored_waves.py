@@ -41,11 +41,15 @@ NOISE = 3e-3
 
 @dataclass(slots=True)
 class Measured:
-    """Frequencies (P,) in radians per row, NaN where a column is damaged, and the amplitude of the circle."""
+    """Frequencies (P,) in radians per row, NaN where a column is damaged, and the amplitude of the circle.
+
+    Where ``even`` is False the angles are no multiples of the row, and the frequencies mere averages.
+    """
 
     frequencies: Floats
     amplitude: float
     sense: float = 1.0
+    even: bool = True
 
 
 def amplitude_of(z: Complexes) -> tuple[float, Bools] | None:
@@ -70,19 +74,28 @@ def of_circle(get: Rows, count: int) -> Measured | None:
     if seen is None:
         return None
     radius, on = seen
-    columns = on.mean(axis=0) > 0.5
-    whole = on[:, columns].all(axis=1)
+    columns = np.asarray(on.mean(axis=0) > 0.5)
+    whole = np.asarray(on[:, columns].all(axis=1))
     if np.count_nonzero(columns) < LEAST_PAIRS or whole.mean() <= 0.5:
         return None
     spots = np.flatnonzero(whole).astype(np.float64)
     w = np.full(z.shape[1], np.nan)
     w[columns] = Wave(spots, z[np.ix_(whole, columns)]).slopes()
-    first = z[int(spots[0])] / radius
-    if np.abs(np.angle(first[columns] * np.exp(-1j * w[columns] * spots[0]))).max() > ASTRAY:
+    left = np.abs(np.angle(z[np.ix_(whole, columns)] * np.exp(-1j * np.multiply.outer(spots, w[columns]))))
+    sense = -1.0 if np.nanmedian(w) < 0 else 1.0
+    if left[0].max() > ASTRAY:
         return None
-    with np.errstate(invalid="ignore"):
-        sense = -1.0 if np.nanmedian(w) < 0 else 1.0
+    if left.max() > ASTRAY:
+        return _uneven(z, whole, columns, radius)
     return Measured(_sharpened(get, count, near, w) * sense, radius, sense)
+
+
+def _uneven(z: Complexes, whole: Bools, columns: Bools, radius: float) -> Measured | None:
+    """Of rows that start at angle 0 and then turn unevenly, as by the rows and columns of an image: mean rates."""
+    if not whole[0] or np.abs(np.angle(z[0, columns])).max() > CIRCLE:
+        return None
+    turned = np.abs(np.angle(z[1:][whole[1:]] * np.conj(z[:-1][whole[1:]])))
+    return Measured(np.asarray(np.nanmean(turned, axis=0)), radius, even=False)
 
 
 def of_cosines(get: Rows, count: int, radius: float) -> Measured:
@@ -152,6 +165,8 @@ def explained(get: Rows, count: int, seen: Measured, dtype: str) -> Reading | No
     Frequencies without a formula are kept as measured, with the scaling "unknown".
     """
     w = seen.frequencies
+    if not seen.even:
+        return Reading(w, None, {"rope_type": "unknown"}, even=False)
     at = sorted({1, 2, 3, *(min(count - 1, 2**k) for k in range(2, 13))})
     z = get(at)
     for formula in _formulas(w, z, at, seen, dtype):

@@ -236,6 +236,19 @@ def test_tables_with_holes() -> None:
     assert only(c=cos, s=sin).parameters["base"] == 1e4
 
 
+@pytest.mark.parametrize("kind", ["pair", "complex"])
+def test_angles_of_rows_and_columns_are_not_averaged_silently(kind: str) -> None:
+    place = torch.arange(14.0)
+    by_row, by_column = (
+        torch.outer(at, plain(1e4, 32)) for at in (place.repeat_interleave(14), place.repeat(14))
+    )
+    angle = torch.cat([by_row, by_column], 1)
+    state = {"c": angle.cos(), "s": angle.sin()}
+    encoding = only(**state if kind == "pair" else {"z": torch.polar(torch.ones_like(angle), angle)})
+    assert encoding.scheme == "rotary" and not encoding.even
+    assert "rows and columns" in encoding.doubt and encoding.parameters["base"] is None
+
+
 # -- sinusoids ----------------------------------------------------------------------------------------------
 
 
@@ -291,6 +304,16 @@ def test_a_row_of_zeros_at_the_head_is_for_padding() -> None:
     table[1] = 0
     (encoding,) = found(rows=table, **layers())
     assert (encoding.table.first, encoding.parameters["first_row"]) == (2, 2)
+
+
+def test_a_row_of_zeros_for_a_class_token_is_read() -> None:
+    """MAE: one row of zeros, then a sinusoid of rows and one of columns, as a parameter (1, N, D)."""
+    half = [
+        sinusoid(8, 32)[spots] for spots in (torch.arange(8).repeat_interleave(8), torch.arange(8).repeat(8))
+    ]
+    table = torch.cat([torch.zeros(1, 64), torch.cat(half, 1)])[None]
+    (encoding,) = found(rows=table, **layers())
+    assert (encoding.scheme, encoding.table.rows, encoding.table.first) == ("learned", 65, 0)
 
 
 def test_an_untrained_table_is_told_by_its_shape_and_says_so() -> None:

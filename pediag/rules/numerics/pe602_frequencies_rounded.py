@@ -181,6 +181,8 @@ def _of_program(facets: Facets, encoding: Rotary | Sinusoidal, source: _angles.S
 def _of_stored(facets: Facets, encoding: Rotary | Sinusoidal) -> Rounded | None:
     """A stored list by its dtype or its numbers; a finished table by the frequencies that were read off it."""
     used = encoding.frequencies
+    if not getattr(encoding, "even", True):
+        return None
     if encoding.factor is None or encoding.parameters.get("damaged"):
         return _of_table(facets, encoding)
     dtype = str(encoding.factor.dtype).removeprefix("torch.")
