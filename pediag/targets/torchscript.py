@@ -7,8 +7,9 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/jit/docs/serialization.m
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ NO_CODE = (
     "export it with torch.export and save it as .pt2"
 )
 
-TENSORS_LIMIT = 1_000_000
+VALUES_LIMIT = 1_000_000
 """Values that are looked at in search of tensors."""
 
 _CLASSES = "__torch__."
@@ -93,16 +94,16 @@ def _values(spec: str, path: Path, entries: dict[str, Entry]) -> Iterator[tuple[
             f"{spec}: a TorchScript archive without data.pkl, as PyTorch before 1.4 wrote it: load it with a newer "
             "version and save it anew"
         )
-    count = 0
+    seen = itertools.count()
     for file, prefix in (("data", ""), ("constants", "CONSTANTS")):
-        if f"{top}/{file}.pkl" not in entries:
-            continue
-        held = _read(spec, path, entries, top, file)
-        for name, value in _walked(held, prefix, 0, file == "constants"):
-            count += 1
-            if count > TENSORS_LIMIT:
-                raise LoadError(f"{spec}: refers to more than {TENSORS_LIMIT:,} values, which no model does")
-            yield name, value
+        if f"{top}/{file}.pkl" in entries:
+            held = _read(spec, path, entries, top, file)
+            for name, value, number in _walked(held, prefix, seen, file == "constants"):
+                if number > VALUES_LIMIT:
+                    raise LoadError(
+                        f"{spec}: refers to more than {VALUES_LIMIT:,} values, which no model does"
+                    )
+                yield name, value
 
 
 def _read(spec: str, path: Path, entries: dict[str, Entry], top: str, file: str) -> object:
@@ -132,22 +133,25 @@ def _read(spec: str, path: Path, entries: dict[str, Entry], top: str, file: str)
     return held
 
 
-def _walked(value: object, name: str, depth: int, constants: bool = False) -> Iterator[tuple[str, object]]:
-    """Every value below ``value`` with its dotted name; constants are called as the archive's code calls them."""
-    if isinstance(value, ScriptObject):
-        value = value.state
+def _walked(
+    value: object, name: str, seen: Iterator[int], constants: bool = False, depth: int = 0
+) -> Iterator[tuple[str, object, int]]:
+    """Every value below ``value`` with its dotted name and a running number, containers among them.
+
+    Constants are called as the archive's code calls them: c0, c1 and so on.
+    """
+    value = value.state if isinstance(value, ScriptObject) else value
+    yield name, value, next(seen)
     if depth > _DEEPEST or len(name) > _NAME_LIMIT:
         return
+    items: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
-        items: list[tuple[object, Any]] = list(value.items())
+        items = value.items()
     elif isinstance(value, (list, tuple)):
-        items = [(f"c{place}" if constants else place, item) for place, item in enumerate(value)]
-    else:
-        yield name, value
-        return
+        items = ((f"c{place}" if constants else place, item) for place, item in enumerate(value))
     for key, item in items:
         if isinstance(key, (str, int)):
-            yield from _walked(item, f"{name}.{key}" if name else str(key), depth + 1)
+            yield from _walked(item, f"{name}.{key}" if name else str(key), seen, depth=depth + 1)
 
 
 class _Calls(dict[str, Call]):
