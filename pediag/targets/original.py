@@ -139,8 +139,9 @@ def _notes(declared: Config) -> list[str]:
     notes = []
     if declared.get("rope_theta") is None:
         notes.append("params.json names no rope_theta: the base is what the model's code takes by default")
-    scaling = None if any(declared.get(key) for key in FACTOR_KEYS) else _scaling(declared.values)
-    if scaling is not None and declared.get("use_scaled_rope") is True:
+    named = any(declared.get(key) is not None for key in FACTOR_KEYS)
+    scaling = None if named else _scaling(declared.values)
+    if scaling is not None and scaling["rope_type"] == LLAMA3_SCALING["rope_type"]:
         notes.append(
             f"use_scaled_rope is read as Meta's code reads it: factor {scaling['factor']:g} from 8,192 tokens; "
             "conversions of Llama 3.2 1B and 3B to transformers declare factor 32"
