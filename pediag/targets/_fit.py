@@ -19,10 +19,11 @@ def fit_notes(target: Target, model: nn.Module) -> list[str]:
 
     A parameter that the model ties to another one needs no tensor of its own.
     """
-    names = [(name, tuple(part.shape)) for name, part in model.named_parameters()]
-    stored = {name: tensor_for(target, name) for name, _ in names}
     tied = _tied(model)
-    absent = [name for name, _ in names if stored[name] is None and name not in tied]
+    stored = {name: tensor_for(target, name) for name, _ in model.named_parameters()}
+    named = [(name, tuple(part.shape)) for name, part in model.named_parameters()]
+    names = [(name, shape) for name, shape in named if stored[name] is not None or name not in tied]
+    absent = [name for name, _ in names if stored[name] is None]
     misfits = [
         f"{found.name} {list(found.shape)} for {list(shape)}"
         for name, shape in names
@@ -31,7 +32,7 @@ def fit_notes(target: Target, model: nn.Module) -> list[str]:
     if not target.tensors or not (absent or misfits):
         return []
     filled = len(names) - len(absent) - len(misfits)
-    if sum(found is not None for found in stored.values()) == len(misfits):
+    if filled == 0:
         return [
             f"WARNING: none of the {len(names)} parameters that the config builds is in the file by name and shape; it "
             "may be the config of another model"
