@@ -9,7 +9,7 @@ inside ``rope_parameters`` and ``rope_scaling``, one per layer type or one per l
 ## Why it matters
 
 Readers take the value as it comes. transformers 5.24 builds a model from a base of 0, -10000, NaN or 1 without a word;
-the first three answer with NaN, the last with an order that repeats every 6.28 tokens.
+the first three rotate queries and keys into NaN, the last gives an order that repeats every 6.28 tokens.
 
 ## What is checked
 
