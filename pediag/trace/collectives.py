@@ -1,6 +1,7 @@
-"""Collectives that a model's forward calls itself: none is run in a pass; what they hand back is abstract.
+"""Exchanges with other ranks: what a check needs of them, and how it runs without.
 
-A rank may be checked alone, so an operation that waits for the others would never end.
+Of the collectives that a model's forward calls none is run in a pass; what they hand back is abstract. A rank may
+be checked alone, so an operation that waits for the others would never end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pediag.trace.graph import Node, Provenance
+from pediag.trace.graph import Graph, Node, Provenance, ancestors
 from pediag.trace.operators import UNINITIALISED
 from pediag.trace.place import Unsupported
 
@@ -21,6 +22,10 @@ _IN_PLACE = "c10d"
 _NAMESPACES = frozenset(
     (_IN_PLACE, "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor")
 )
+
+_SUMS = ("add", "sub")
+# Stored tensors that tokens are made of where positions are added to them: a table, a projection, a norm.
+_BESIDE = 8
 
 
 def is_collective(func: Any) -> bool:
@@ -78,3 +83,17 @@ def _done() -> Any:
     from torch._C import _distributed_c10d as library
 
     return library.FakeWork().boxed() if hasattr(library, "FakeWork") else None
+
+
+def needed(graph: Graph) -> set[Node]:
+    """The leaves that position values are made of, and those of the tokens that positions are added to."""
+    roots = [node for site in graph.sites for node in site.position]
+    roots += [node for site in graph.constant_sites for node in site.position]
+    found = {part for node in roots for part in ancestors(node) if part.op == "leaf"}
+    for site in graph.sites:
+        beside = [
+            part for node in site.content for part in ancestors(node) if part.op == "leaf" and part.stored
+        ]
+        if site.op in _SUMS and len(beside) <= _BESIDE:
+            found.update(beside)
+    return found

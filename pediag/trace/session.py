@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets._sharded import Elsewhere, elsewhere
+from pediag.trace.collectives import needed
 from pediag.trace.evaluate import BUDGET, Away, Evaluator
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
-from pediag.trace.graph import Graph, Node, Provenance, ancestors
+from pediag.trace.graph import Graph, Node, Provenance
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
 from pediag.trace.isolation import (
     as_called,
@@ -43,10 +44,7 @@ _KEYS = ((139, 137, 131, 127, 149), (47, 43, 41), (19, 17), (11, 13), (5, 7))
 # Not 3: fused query-key-value weights are split in three.
 _BATCHES = (5, 7, 11, 13, 17)
 _SHARED_BELOW = 1 << 22
-_SUMS = ("add", "sub")
 _SPLIT = "it is split over ranks and runs by their exchanges only: check it before parallelize_module"
-# Stored tensors that tokens are made of where positions are added to them: a table, a projection, a norm.
-_BESIDE = 8
 
 
 @dataclass(slots=True)
@@ -226,8 +224,8 @@ class Session:
         Every rank must call this, in the same order among its collectives: the tensors are read one by one, by name.
         """
         trace = self.structural()
-        needed = _needed(trace.graph)
-        named = sorted(name for name, leaf in self.leaves.items() if leaf in needed)
+        wanted = needed(trace.graph)
+        named = sorted(name for name, leaf in self.leaves.items() if leaf in wanted)
         stand_ins = dict(self._named_tensors())
         read = []
         for name in named:
@@ -412,20 +410,6 @@ def _numbers(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
     if item.role == "mask":
         return torch.ones(shape, dtype=item.dtype)
     return torch.arange(shape[-1]).to(item.dtype).expand(shape)
-
-
-def _needed(graph: Graph) -> set[Node]:
-    """The leaves that position values are made of, and those of the tokens that positions are added to."""
-    roots = [node for site in graph.sites for node in site.position]
-    roots += [node for encoding_site in graph.constant_sites for node in encoding_site.position]
-    found = {part for node in roots for part in ancestors(node) if part.op == "leaf"}
-    for site in graph.sites:
-        beside = [
-            part for node in site.content for part in ancestors(node) if part.op == "leaf" and part.stored
-        ]
-        if site.op in _SUMS and len(beside) <= _BESIDE:
-            found.update(beside)
-    return found
 
 
 def _absent(why: str) -> Callable[[], torch.Tensor]:

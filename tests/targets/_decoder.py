@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,3 +83,19 @@ def ratio_of_deviations(model: Decoder) -> float:
     rows = model.rows.weight.detach().double()[:CHECKED_AT].var(0, unbiased=False).mean()
     words = model.words.weight.detach().double().var(0, unbiased=False).mean()
     return float((rows / words).sqrt())
+
+
+def state(model: nn.Module) -> list[Any]:
+    """Everything of a model that a check could disturb, by identity and without a collective."""
+    found: list[Any] = [torch.get_rng_state().tolist()]
+    for name, module in model.named_modules():
+        found += [name, type(module).__name__, module.training, sorted(module.__dict__)]
+        for held in (module._parameters, module._buffers, module._modules):
+            found += [[(key, id(item)) for key, item in held.items()]]
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            found += [[(key, id(hook)) for key, hook in hooks.items()]]
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        local = getattr(parameter, "_local_tensor", parameter).detach()
+        found += [id(gradient), parameter.requires_grad, type(parameter).__name__, local.flatten().tolist()]
+    return found

@@ -14,7 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.targets._decoder import CHECKED_AT, HEADS, WORDS, Attention, Decoder, decoder, ratio_of_deviations
+from tests.targets._decoder import (
+    CHECKED_AT,
+    HEADS,
+    WORDS,
+    Attention,
+    Decoder,
+    decoder,
+    ratio_of_deviations,
+    state,
+)
 
 dist = pytest.importorskip("torch.distributed")
 if not (dist.is_available() and dist.is_gloo_available()):
@@ -44,22 +53,6 @@ def told(model: Any, **options: Any) -> dict[str, Any]:
 
 def ids() -> Tensor:
     return torch.arange(32).view(2, 16) % WORDS
-
-
-def state(model: nn.Module) -> list[Any]:
-    """Everything of a model that a check could disturb, by identity and without a collective."""
-    found: list[Any] = [torch.get_rng_state().tolist()]
-    for name, module in model.named_modules():
-        found += [name, type(module).__name__, module.training, sorted(module.__dict__)]
-        for held in (module._parameters, module._buffers, module._modules):
-            found += [[(key, id(item)) for key, item in held.items()]]
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            found += [[(key, id(hook)) for key, hook in hooks.items()]]
-    for parameter in model.parameters():
-        gradient = parameter.grad
-        local = getattr(parameter, "_local_tensor", parameter).detach()
-        found += [id(gradient), parameter.requires_grad, type(parameter).__name__, local.flatten().tolist()]
-    return found
 
 
 def sharded(mesh: Any, model: Decoder | None = None, **options: Any) -> Decoder:
