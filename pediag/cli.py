@@ -248,6 +248,54 @@ def rules(format: FormatOption = Format.rich) -> int:
     return 0
 
 
+@app.command()
+def plan(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[TARGET]", help="A model or config, as check takes it.", show_default=False),
+    ] = None,
+    seq_len: SeqLen = None,
+    train_len: TrainLen = None,
+    scheme: Annotated[
+        str | None, typer.Option("--scheme", help="Without TARGET: rope, learned, sinusoidal, t5 or alibi.")
+    ] = None,
+    base: Annotated[float | None, typer.Option("--base", metavar="B", help="Rotary base.")] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", metavar="R", help="Channels of a head that turn.")
+    ] = None,
+    head_width: Annotated[
+        int | None,
+        typer.Option("--head-width", metavar="D", help="Channels of a head; as --width if not given."),
+    ] = None,
+    format: FormatOption = Format.rich,
+    output: Output = None,
+    trust: Trust = False,
+) -> int:
+    """Show what each way to a longer text would do, what is published of it, and what to write."""
+    from pediag.plan import plan as made
+    from pediag.report import json
+    from pediag.report import plan as drawing
+
+    found = made(
+        target,
+        seq_len=seq_len,
+        train_len=train_len,
+        scheme=scheme,
+        base=base,
+        width=width,
+        head_width=head_width,
+        trust=trust,
+    )
+    if output is not None:
+        terminal.refuse_unwritable(output, [Path(target)] if target else [])
+    if format is Format.json:
+        terminal.write(json.dump(drawing.as_json(found)), output)
+    else:
+        text = terminal.drawn(lambda console: drawing.render(found, console), plain=output is not None)
+        terminal.write(text, output)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
     given = list(sys.argv[1:] if arguments is None else arguments)

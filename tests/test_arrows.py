@@ -22,6 +22,8 @@ ORDER = (
     ("rules",),
     ("report",),
     ("check",),
+    ("_published",),
+    ("plan",),
     ("_terminal",),
     ("many",),
     ("cli", "pytest_plugin"),
