@@ -22,6 +22,7 @@ from pediag.report.wording import (
     parameter,
     place,
     printable,
+    runs,
     source_line,
 )
 from pediag.rules.finding import Evidence, Finding
@@ -225,7 +226,8 @@ def _footer(report: Report) -> Iterable[tuple[str, Text]]:
     yield "rules", _ran(report)
     for status, label in (("not-applicable", "not applicable"), ("could-not-check", "could not check")):
         for reason, codes in _reasons(report.outcomes, status).items():
-            yield label, Text(", ".join(codes)).append(f": {reason}", style="dim")
+            ran = [outcome.rule.code for outcome in report.outcomes]
+            yield label, Text(runs(codes, ran)).append(f": {reason}", style="dim")
     for outcome in report.outcomes:
         if outcome.status == "fail" and outcome.reason:
             yield "incomplete", Text(f"{outcome.rule.code}: {printable(outcome.reason)}")

@@ -119,3 +119,18 @@ def _ranges(layers: Sequence[int]) -> str:
 def counted(count: int, word: str) -> str:
     """``1 rule``, ``2 rules``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def runs(codes: Sequence[str], order: Sequence[str]) -> str:
+    """Codes in a comma list; three or more of a family that follow each other in ``order`` as ``PE101-PE113``."""
+    places = {code: place for place, code in enumerate(order)}
+    found: list[list[str]] = []
+    for code in codes:
+        last = found[-1][-1] if found else ""
+        follows = last in places and places.get(code) == places[last] + 1 and code[:3] == last[:3]
+        if follows:
+            found[-1].append(code)
+        else:
+            found.append([code])
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in found]
+    return ", ".join(shown)

@@ -66,3 +66,12 @@ def test_places_below_the_working_directory_are_relative(tmp_path, monkeypatch):
     assert wording.place(str(tmp_path / "a" / "m.py"), 3) == "a/m.py:3"
     assert wording.place("/elsewhere/m.py", 3) == "/elsewhere/m.py:3"
     assert wording.place(None, 3) == ""
+
+
+def test_codes_that_follow_each_other_are_a_range() -> None:
+    order = ["PE101", "PE102", "PE103", "PE201", "PE202", "PE301", "PE302", "PE303", "PE305"]
+    assert wording.runs(["PE101", "PE102", "PE103", "PE201"], order) == "PE101-PE103, PE201"
+    assert wording.runs(["PE101", "PE103"], order) == "PE101, PE103"
+    assert wording.runs(["PE201", "PE202", "PE301", "PE302", "PE303"], order) == "PE201, PE202, PE301-PE303"
+    assert wording.runs(["PE301", "PE303", "PE305"], order) == "PE301, PE303, PE305"
+    assert wording.runs([], order) == ""

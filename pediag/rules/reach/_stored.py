@@ -1,4 +1,4 @@
-"""Tables, buffers of ids and masks that lie in a file, against the length asked about."""
+"""Tables, buffers of ids and masks that lie in a file or are declared, against the length asked about."""
 
 from __future__ import annotations
 
@@ -44,6 +44,30 @@ def held(encodings: Iterable[Encoding]) -> list[Held]:
             first = encoding.parameters.get("first_row", 0)
             found.append(Held(encoding, rows, first if isinstance(first, int) else 0))
     return found
+
+
+def declared(encodings: Iterable[Encoding]) -> list[Encoding]:
+    """The learned tables that only a config tells of; ``rows`` are the tokens that each holds."""
+    return [one for one in encodings if one.origin == "config" and one.scheme == "learned"]
+
+
+def shortfalls(facets: Facets, said: Iterable[Encoding]) -> Iterator[Finding]:
+    """One finding for each declared table that holds fewer tokens than ``seq_len``."""
+    n = facets.seq_len
+    for encoding in said:
+        rows, key = encoding.parameters["rows"], encoding.parameters["declared_as"]
+        if rows < n:
+            yield Finding(
+                message=f"{key} declares a learned table for {rows:,} tokens, and {n:,} are asked for.",
+                effect=f"{n - rows:,} tokens have no row: IndexError on the CPU, a device-side assert on CUDA.",
+                where=Where(key, encoding.id, encoding.source_file, encoding.source_line),
+                evidence=Evidence(rows, n, rows, "tokens", n),
+                fix=Fix(
+                    f"Cut texts at {rows:,} tokens (max_length={rows} at the tokenizer), or resize the table by "
+                    f"interpolation, fine-tune it and declare the new {key}."
+                ),
+                scheme=encoding.scheme,
+            )
 
 
 def findings(facets: Facets, stored: Iterable[Held]) -> Iterator[Finding]:

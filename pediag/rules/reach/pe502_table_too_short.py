@@ -23,7 +23,8 @@ numbers.
 
 Where nothing can be run, stored tables are held against the length: a learned one is an error, or a note where it
 may be another weight. Tables, ids and masks that a formula gives are a note, since code may lengthen them. Rows of
-zeros at the head are for padding; rows that are kept aside without being zero (OPT, BART) cannot be seen.
+zeros at the head are for padding; rows that are kept aside without being zero (OPT, BART) cannot be seen. A config
+alone tells of learned tables where its model type has one.
 
 ## Known limits
 
@@ -106,16 +107,18 @@ class _Short:
     severity="error",
     basis="theorem",
     needs=("trace",),
-    instead=("tensors",),
+    instead=("tensors", "config"),
     references=("torch.nn.Embedding", "Liu et al. 2019, 1907.11692", "huggingface/transformers issue 14243"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each tensor that ends before the text does."""
-    if facets.structural is None and (stored := _stored.held(facets.encodings)):
+    if facets.structural is None:
+        stored, said = _stored.held(facets.encodings), _stored.declared(facets.encodings)
+        if not stored and not said:
+            raise NotApplicable("no stored or declared table, buffer of ids or mask has one row a token")
         yield from _stored.findings(facets, stored)
+        yield from _stored.shortfalls(facets, said)
         return
-    if facets.structural is None and facets.tensors is not None:
-        raise NotApplicable("no stored tensor is a table, buffer of ids or mask with one row a token")
     trace = structural(facets)
     target = facets.target
     seen: set[object] = set()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import pediag
 from tests.rules._stored import judged
 
 
@@ -86,3 +89,29 @@ def test_by_default_a_file_is_judged_at_its_own_length(tmp_path: Path) -> None:
 def test_no_table_could_not_be_checked(tmp_path: Path) -> None:
     report = judged(tmp_path, {"w": torch.full((32,), math.nan), **around()}, "PE502")
     assert [outcome.status for outcome in report.outcomes] == ["could-not-check"]
+
+
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "gpt2", "n_positions": 1024}, 1024),
+    ],
+)
+def test_a_declared_table(values: dict[str, Any], rows: int, tmp_path: Path) -> None:
+    """Documented lengths: BERT 512, RoBERTa 512 of 514 (fairseq keeps padding_idx + 1 rows aside), GPT-2 1024."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values, indent=1))
+    assert not pediag.check(path, seq_len=rows, select="PE502").findings
+    (finding,) = pediag.check(path, seq_len=rows + 1, select="PE502").findings
+    assert (finding.severity, finding.evidence.measured, finding.where.line) == ("error", rows, 3)
+
+
+def test_a_config_of_rotations_has_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 10000}'
+    )
+    (outcome,) = pediag.check(path, seq_len=10**6, select="PE502").outcomes
+    assert outcome.status == "could-not-check"
