@@ -109,7 +109,7 @@ def _made() -> Iterator[tuple[str, Any]]:
 def _parameters(config: Any) -> dict[str, dict[str, Any]]:
     """The rotary parameters that a configuration came to, by type of layers; ``""`` for all."""
     found = vars(config).get("rope_parameters") or {}
-    nested = {key: part for key, part in found.items() if isinstance(part, dict)}
+    nested = {key: part for key, part in sorted(found.items()) if isinstance(part, dict)}
     return nested or ({"": found} if found else {})
 
 

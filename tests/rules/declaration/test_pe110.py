@@ -1,0 +1,110 @@
+"""PE110: keys that a class takes and does not read; the claims are held to transformers itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rules._fixtures import load
+from tests.rules.declaration._judge import SIZES, found, none, one
+
+FIXTURE = load("pe110_declaration_without_effect")
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize("make", FIXTURE.FAULTY)
+def test_faulty(make: Any) -> None:
+    assert len(found("PE110", make())) == 1
+
+
+@pytest.mark.parametrize("make", FIXTURE.HEALTHY)
+def test_healthy(make: Any) -> None:
+    assert found("PE110", make()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("gpt_neox", "use_alibi", True),
+        ("gpt_neox", "alibi_bias_max", 8),
+        ("llama", "alibi", True),
+        ("bert", "position_embedding_type", "relative_key_query"),
+        ("roberta", "position_embedding_type", "relative_key"),
+        ("llama", "position_embedding_type", "alibi"),
+        ("llama", "rotary_pct", 0.25),
+        ("qwen2", "partial_rotary_factor", 0.5),
+        ("llama", "no_rope_layer_interval", 4),
+        ("mistral", "no_rope_layers", [1, 1, 1, 0]),
+        ("glm4", "rope_ratio", 500),
+        ("qwen2", "use_dynamic_ntk", True),
+        ("gpt2", "relative_attention_num_buckets", 32),
+        ("llama", "rope_freq_scale", 0.25),
+        ("llama", "compress_pos_emb", 4),
+        ("opt", "rope_scaling", LINEAR),
+        ("bloom", "rope_parameters", LINEAR),
+    ],
+)
+def test_ignored(kind: str, key: str, value: Any) -> None:
+    finding = one("PE110", kind, **{key: value, "max_position_embeddings": 2048})
+    assert finding.where.module == key
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    if key not in ("rope_scaling", "rope_parameters", "partial_rotary_factor"):
+        folder = Path(transformers.__file__).parent / "models" / kind
+        text = "".join(path.read_text() for path in folder.glob("*.py"))
+        assert key not in text.replace("-", "_").split()
+        assert f".{key}" not in text and f'"{key}"' not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("falcon", {"alibi": True}),
+        ("granitemoehybrid", {"position_embedding_type": "rope"}),
+        ("granite", {"position_embedding_type": "rope"}),
+        ("bert", {"position_embedding_type": "absolute"}),
+        ("gpt_neox", {"rotary_pct": 0.25}),
+        ("phi", {"partial_rotary_factor": 0.4}),
+        ("llama", {"partial_rotary_factor": 1.0}),
+        # The formula of the scaling reads it, whatever the class does.
+        ("llama", {"partial_rotary_factor": 0.5, "rope_scaling": LINEAR}),
+        ("llama", {"rotary_dim": 128, "head_dim": 128}),
+        ("llama", {"no_rope_layers": [1, 1, 1, 1]}),
+        ("llama", {"no_rope_layers": None}),
+        ("smollm3", {"no_rope_layer_interval": 4}),
+        ("t5", {"relative_attention_num_buckets": 32}),
+        ("qwen2", {"use_dynamic_ntk": False, "dual_chunk_attention_config": {"chunk_size": 262144}}),
+        ("nemotron_h", {"rope_scaling": LINEAR}),
+        ("baichuan", {"alibi": True, "rotary_pct": 0.5}),
+        ("llama", {"use_alibi": True, "auto_map": {"AutoModel": "modeling.Model"}}),
+        ("gpt2", {"rope_scaling": None}),
+        ("gpt2", {"rope_parameters": {"rope_type": "default"}}),
+    ],
+)
+def test_read_or_unknown_or_without_meaning(kind: str, keys: dict[str, Any]) -> None:
+    assert none("PE110", kind, **keys)
+
+
+def test_a_share_of_the_head_that_llama_does_not_read() -> None:
+    """The class keeps the key, and the frequencies are those of whole heads."""
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = transformers.LlamaConfig(**SIZES, partial_rotary_factor=0.5)
+    assert LlamaRotaryEmbedding(config).inv_freq.shape == (64,)
+    assert [item.where.module for item in found("PE110", config)] == ["rope_parameters.partial_rotary_factor"]
+
+
+def test_a_scaling_that_never_reaches_its_model() -> None:
+    """K09: LLaVA's Llama stays unscaled; Qwen2-VL hands the top down."""
+    text = {**SIZES, "model_type": "llama", "rope_theta": 10000.0}
+    (finding,) = found("PE110", {"model_type": "llava", "rope_scaling": LINEAR, "text_config": text})
+    assert (finding.where.module, finding.evidence.measured) == ("rope_scaling", "linear")
+    assert "text_config.rope_scaling" in finding.fix.summary
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    built = transformers.LlavaConfig(rope_scaling=dict(LINEAR), text_config=dict(text))
+    assert built.text_config.rope_parameters["rope_type"] == "default"
+    handed = transformers.Qwen2VLConfig(rope_scaling=dict(LINEAR)).text_config.rope_parameters
+    assert handed["rope_type"] == "linear"
+    assert found("PE110", {"model_type": "qwen2_vl", "rope_scaling": LINEAR, "text_config": {**SIZES}}) == []

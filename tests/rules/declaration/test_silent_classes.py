@@ -1,0 +1,89 @@
+"""Rules on what classes assume are silent on published models, with their types, and on every class's own defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rules.declaration._judge import found
+
+CODES = ("PE103", "PE108", "PE109", "PE110", "PE112", "PE113")
+MODELS = json.loads((Path(__file__).parents[2] / "data" / "model_configs.json").read_text())
+TYPES = {
+    "huggyllama/": "llama",
+    "meta-llama/Llama-4": "llama4_text",
+    "meta-llama/": "llama",
+    "togethercomputer/": "llama",
+    "mistralai/Mistral": "mistral",
+    "mistralai/Mixtral": "mixtral",
+    "mistral-community/": "mistral",
+    "Qwen/Qwen3-30B": "qwen3_moe",
+    "Qwen/Qwen3-235B": "qwen3_moe",
+    "Qwen/Qwen3-VL": "qwen3_vl_text",
+    "Qwen/Qwen3-0": "qwen3",
+    "Qwen/": "qwen2",
+    "microsoft/phi-1": "phi",
+    "microsoft/phi-2": "phi",
+    "microsoft/phi-4": "phi3",
+    "microsoft/Phi": "phi3",
+    "microsoft/deberta": "deberta-v2",
+    "google/gemma-2": "gemma2",
+    "google/gemma-3": "gemma3_text",
+    "deepseek-ai/DeepSeek-V2": "deepseek_v2",
+    "deepseek-ai/DeepSeek-V3": "deepseek_v3",
+    "moonshotai/": "deepseek_v3",
+    "THUDM/": "chatglm",
+    "zai-org/GLM-4": "glm4",
+    "zai-org/GLM-5": "glm_moe_dsa",
+    "01-ai/": "llama",
+    "baichuan-inc/": "baichuan",
+    "tiiuae/falcon": "falcon",
+    "tiiuae/Falcon3": "llama",
+    "bigcode/": "starcoder2",
+    "allenai/OLMo-7B": "olmo",
+    "allenai/OLMo-2": "olmo2",
+    "CohereForAI/": "cohere",
+    "HuggingFaceTB/SmolLM3": "smollm3",
+    "HuggingFaceTB/SmolLM2": "llama",
+    "stabilityai/": "stablelm",
+    "swiss-ai/": "apertus",
+    "answerdotai/": "modernbert",
+    "EleutherAI/gpt-j": "gptj",
+    "EleutherAI/": "gpt_neox",
+    "mosaicml/": "mpt",
+    "bigscience/": "bloom",
+    "facebook/": "opt",
+    "google-bert/": "bert",
+    "FacebookAI/": "roberta",
+    "openai/": "whisper",
+    "google-t5/": "t5",
+}
+"""The model type in each published config, which the extracts leave out. internlm3's extract has no base at all."""
+
+
+def typed(model: dict[str, Any]) -> dict[str, Any]:
+    kind = next((kind for start, kind in TYPES.items() if model["model"].startswith(start)), None)
+    return model["config"] if kind is None else {"model_type": kind, **model["config"]}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model["model"])
+def test_published(model: dict[str, Any]) -> None:
+    assert [(code, found(code, typed(model))) for code in CODES if found(code, typed(model))] == []
+    assert [code for code in CODES if found(code, model["config"])] == []
+
+
+def test_defaults_of_every_class() -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto", exc_type=ImportError)
+    spoken, seen = [], 0
+    for kind in auto.CONFIG_MAPPING_NAMES:
+        try:
+            config = auto.CONFIG_MAPPING[kind]()
+        except Exception:  # a class whose own defaults are refused
+            continue
+        seen += 1
+        spoken += [(kind, code, item.message) for code in CODES for item in found(code, config)]
+    assert spoken == []
+    assert seen > 250
