@@ -37,18 +37,13 @@ def declared_lengths(config: Config | None) -> Iterator[int]:
             yield from (part[key] for key in LENGTH_KEYS if is_length(part.get(key)))
 
 
-def has_original(config: Config | None) -> bool:
-    """Whether a key says the length before scaling."""
-    return config is not None and any(ORIGINAL_LENGTH in values for _, values in config.sections())
-
-
 def stated_twice(facets: Facets) -> int:
-    """The longest declared length where it and not a scaling contradicts the trained one; 0 where none does.
+    """The longest length that the config declares where the trained one is known from that config only; else 0.
 
-    Two keys of a config may say two lengths (nomic-bert: 2,048 and 8,192). Which one was trained is then not known.
+    Two keys may say two lengths (nomic-bert: 2,048 and 8,192). Which one was trained is then not known.
     """
     config = facets.config
-    if config is None or has_original(config) or facets.train_len != trained_length(config):
+    if config is None or facets.train_len != trained_length(config):
         return 0
     return max(declared_lengths(config), default=0)
 

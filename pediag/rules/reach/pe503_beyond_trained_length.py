@@ -26,10 +26,11 @@ declared maximum if that is longer (Llama 3.1 was tuned to twice its original x 
 
 Silent without a known trained length. Learned tables have no rows beyond their last: PE502 speaks. A window also caps
 what a token sees through several layers only in part; that is not counted. Where a config declares two lengths under
-two keys, the longer counts. Linear scaling does not say whether ``max_position_embeddings`` is the length before or
-after it; it is taken as that before, so that up to ``factor`` times as much is let through. A base that is NTK-aware
-scaling of 10,000 or 500,000 counts as scaled when no config says otherwise. A model tuned to the length without any
-change of its config is told apart by ``--train-len`` only. PE501 judges the base itself.
+two keys, the longer counts, also where one is an original length and no scaling is declared: ``--train-len`` tells.
+Linear scaling does not say whether ``max_position_embeddings`` is the length before or after it; it is taken as that
+before, so that up to ``factor`` times as much is let through. A base that is NTK-aware scaling of 10,000 or 500,000
+counts as scaled when no config says otherwise. A model tuned to the length without any change of its config is told
+apart by ``--train-len`` only. PE501 judges the base itself.
 
 ## Fix
 

@@ -102,6 +102,15 @@ def test_two_declared_lengths_are_no_contradiction_of_training(tmp_path: Path) -
     assert findings(target, "PE503", seq_len=8192, train_len=1024)
 
 
+def test_defaults_that_declare_an_original_length_and_no_scaling(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Phi4MultimodalConfig()
+    config.save_pretrained(tmp_path)
+    target = str(tmp_path / "config.json")
+    assert not findings(target, "PE503")
+    assert findings(target, "PE503", seq_len=131072, train_len=2048)
+
+
 def test_a_declared_window_caps_the_distances(tmp_path: Path) -> None:
     target = written(tmp_path, LLAMA2 | {"model_type": "mistral", "sliding_window": 4096})
     assert not findings(target, "PE503", seq_len=32768)
