@@ -233,7 +233,7 @@ class Reader:
             for item in inputs[places[-1] + 1 :]
             if item.get("name") in ("", None)
         ]
-        operands = after[0] if kind == "cond" and after and isinstance(after[0], tuple) else after
+        operands = after[0] if kind == "cond" and after and isinstance(after[0], (list, tuple)) else after
         if any(len(graph.inputs) != len(operands) for graph in graphs):
             raise self.malformed(f"a {kind}")
         return Region(kind, tuple(before), tuple(graphs), tuple(operands), results)

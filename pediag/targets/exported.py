@@ -82,13 +82,13 @@ def _add_module(
     """Give ``target`` the program as a module; where it cannot be traced, its tensors and the reason."""
     reader = Reader(target.spec, trust)
     try:
-        target.module = module = _module(reader, archive, program, weights)
+        module = _module(reader, archive, program, weights)
         shapes = module._shapes[0]
+        _refuse_collision(shapes, weights)
         target.inputs, target.longest = shapes.specs(), shapes.longest()
         target.takes = shapes.takes if shapes.tokens is not None else None
-        _refuse_collision(shapes, weights)
+        target.module = module
     except (NotRunnable, Unreadable) as reason:
-        target.module = None
         text = str(reason) or "the sizes of its inputs depend on each other in a way that is not read"
         target.reason_not_runnable = f"an exported program, not traced: {text}"
         target.tensors = {name: _lazy(name, tensor) for name, tensor in weights.items() if not tensor.is_meta}

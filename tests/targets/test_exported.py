@@ -86,6 +86,41 @@ def test_a_finding_points_to_the_line_and_module_of_the_author(tmp_path: Path) -
     assert modules == {"layers.0", "layers.1"}
 
 
+@pytest.mark.parametrize("build", [Rotary, Learned, Alibi])
+def test_a_program_lowered_to_core_operations(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    shapes = {"ids": {0: torch.export.Dim("b"), 1: N}}
+    program = torch.export.export(model, (EXAMPLE,), dynamic_shapes=shapes)
+    torch.export.save(program.run_decompositions(), tmp_path / "m.pt2")
+    own = {"rotary", "learned", "alibi"}
+    low, live = (
+        [
+            (item.scheme, item.parameters)
+            for item in pediag.inspect(target, seq_len=96).encodings
+            if item.scheme in own
+        ]
+        for target in (tmp_path / "m.pt2", model)
+    )
+    assert low == live
+    assert len(low) == 1
+
+
+class Branching(Learned):
+    """Takes one of two branches by a number that it holds, in a region without gradients."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = super().forward(ids)
+        with torch.no_grad():
+            scale = torch.arange(1.0, 3.0).sum()
+        return torch.cond(scale > 2, lambda y: y + 1, lambda y: y * 2, (x,))
+
+
+def test_a_program_with_branches(tmp_path: Path) -> None:
+    report = pediag.inspect(saved(Branching(), tmp_path / "m.pt2"))
+    assert {encoding.scheme for encoding in report.encodings} == {"learned", "mask"}
+
+
 def test_a_transformers_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
