@@ -151,13 +151,15 @@ def test_left_alone(config: dict[str, Any]) -> None:
 
 
 def test_a_scaling_set_on_a_built_config() -> None:
-    """In transformers 5 the assignment replaces the whole object, and the base is gone."""
+    """In transformers 5 the assignment replaces the whole object, and the base becomes null: PE102 tells of that."""
     transformers = pytest.importorskip("transformers", minversion="5.24")
     config = transformers.LlamaConfig(**SIZES, rope_theta=500000.0)
     assert found("PE103", config) == []
     config.rope_scaling = {"rope_type": "linear", "factor": 2.0}
-    (finding,) = found("PE103", config)
-    assert finding.severity == "warning"
+    assert config.rope_parameters["rope_theta"] is None
+    assert found("PE103", config) == []
+    (finding,) = found("PE102", config)
+    assert finding.severity == "error"
 
 
 def test_a_file_of_another_runtime() -> None:
