@@ -159,7 +159,7 @@ def test_a_scaling_set_on_a_built_config() -> None:
     assert config.rope_parameters["rope_theta"] is None
     assert found("PE103", config) == []
     (finding,) = found("PE102", config)
-    assert finding.severity == "error"
+    assert finding.where.module == "rope_parameters.rope_theta"
 
 
 def test_a_file_of_another_runtime() -> None:
