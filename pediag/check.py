@@ -259,7 +259,7 @@ def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> S
 
 def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> None:
     """Trace at the structural length, recognise, then trace at the length asked about."""
-    from pediag.encodings import recognise
+    from pediag.encodings import explain, recognise
 
     facets = seen.facets
     step.step("tracing")
@@ -268,6 +268,8 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
         seen.notes.append(f"read from all ranks: {', '.join(read)}")
     step.step("recognising encodings")
     facets.encodings = recognise(structural)
+    if session.target.config is not None:
+        explain(facets.encodings, session.target.config, structural.seq_len)
     if unread := _unread(structural, facets.encodings):
         facets.gaps["numbers"] = f"a position signal is not recognised: {unread}"
     known = options.seq_len or _taken(session.target, _own_length(session.target.config, facets.encodings))

@@ -43,6 +43,7 @@ __all__ = [
     "Unrecognised",
     "declared",
     "encodes_position",
+    "explain",
     "recognise",
     "stored",
     "together",
@@ -68,6 +69,13 @@ def declared(config: Config, seq_len: int | None = None) -> list[Encoding]:
     from pediag.encodings.from_config import read
 
     return read(config, seq_len)
+
+
+def explain(found: list[Encoding], config: Config, seq_len: int) -> None:
+    """Give rotations that no single formula explains the declaration of ``config`` that does, at ``seq_len`` tokens."""
+    from pediag.encodings.from_config import explain, read
+
+    explain(found, read(config, seq_len))
 
 
 def together(found: list[Encoding], said: list[Encoding]) -> list[Encoding]:

@@ -5,6 +5,7 @@ A value that only the class of a model would fill in is not declared, and not ma
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -84,6 +85,24 @@ def joined(found: list[Encoding], said: list[Encoding]) -> list[Encoding]:
             kept.append(one)
     number([*found, *kept])
     return [*found, *kept]
+
+
+def explain(found: list[Encoding], said: list[Encoding]) -> None:
+    """Name rotations whose numbers no single formula explains after the declaration that gives just these numbers.
+
+    Few pairs fit several formulas, and lists of free factors fit none.
+    """
+    declared = [one for one in said if isinstance(one, Rotary)]
+    for rotary in found:
+        if isinstance(rotary, Rotary) and rotary.parameters["scaling"].get("rope_type") == "unknown":
+            same = [one for one in declared if _same(one.frequencies, rotary.frequencies)]
+            if same:
+                rotary.parameters |= {key: same[0].parameters[key] for key in ("base", "scaling")}
+                rotary.title = rotary_title(rotary)
+
+
+def _same(a: Floats, b: Floats) -> bool:
+    return a.shape == b.shape and bool(np.allclose(a, np.abs(b), rtol=1e-3, atol=1e-7))
 
 
 def _agree(said: Encoding, found: Encoding) -> bool:
@@ -295,14 +314,14 @@ def _source(config: Config, path: str, key: str) -> dict[str, Any]:
 
 
 def _first(values: Values, keys: tuple[str, ...]) -> int:
-    """The first of ``keys`` that holds a whole number above 0; 0 when none does."""
+    """The first of ``keys`` that holds a whole number above 0 that a machine can count to; 0 when none does."""
     return next((int(values[key]) for key in keys if _is_length(values.get(key))), 0)
 
 
 def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
 
 
 def _positive(value: Any) -> float | None:
     number_given = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number_given and np.isfinite(value) and value > 0 else None
+    return float(value) if number_given and 0 < value <= sys.float_info.max else None

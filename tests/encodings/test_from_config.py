@@ -282,3 +282,23 @@ def test_saturation_is_judged_from_a_config(tmp_path: Path) -> None:
     assert not pediag.check(path, seq_len=131072, select="PE501").findings
     path.write_text(json.dumps({**llama, "partial_rotary_factor": 0.5}))
     assert not pediag.check(path, seq_len=131072, select="PE501").findings
+
+
+@pytest.mark.parametrize("scaling", [SCALINGS[2], SCALINGS[5]], ids=lambda s: s["rope_type"])
+def test_what_no_formula_explains_is_named_after_the_declaration(
+    scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    wide = {**HERE, "num_attention_heads": 64} if scaling["rope_type"] == "yarn" else HERE
+    values = {
+        **wide,
+        "architectures": ["LlamaModel"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_theta": 1e4, **scaling},
+    }
+    (found,) = _traced(tmp_path, values)
+    assert (found.parameters["base"], found.parameters["scaling"]["rope_type"]) == (1e4, scaling["rope_type"])
+    assert f"{scaling['rope_type']} scaling" in found.title
