@@ -1,4 +1,4 @@
-"""The table of classes agrees with the installed transformers and with what is known to have moved, and is read late."""
+"""The table of classes agrees with the installed transformers and with what moved between releases, and is read late."""
 
 from __future__ import annotations
 

@@ -82,8 +82,13 @@ def scaling_object(part: Part) -> tuple[str, Mapping[str, Any]]:
 
 def real(value: Any) -> float | None:
     """A finite number, else None."""
-    sound = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if sound else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -24,7 +24,8 @@ the class was made with a base and a scaling at its top, and neither arrived in 
 A curated list of keys; others are not judged. A key that occurs anywhere in the source counts as read, so some without
 effect are missed. Silent where the type is unknown to transformers, and where ``auto_map`` names code that comes with
 the checkpoint. Keys that only another runtime reads (vLLM's ``dual_chunk_attention_config``) are left alone. Keys
-inside a scaling are judged by PE106, bases in an unread spelling by PE103, entries by type of layers by PE112.
+inside a scaling are judged by PE106, bases in an unread spelling by PE103, entries by type of layers by PE112, shares
+outside of 0 to 1 by PE107.
 
 ## Fix
 
@@ -119,7 +120,7 @@ def _switches(part: Part) -> Iterator[tuple[Said, str]]:
         if said.value:
             yield said, "no relative bias is added"
     for said in _unread(part, ("position_embedding_type",)):
-        if said.value in RELATIVE and not (said.value in ROTARY_NAMES and assumed(part.model_type)):
+        if str(said.value) in RELATIVE and not (said.value in ROTARY_NAMES and assumed(part.model_type)):
             kind = "rotary" if assumed(part.model_type) else "its own"
             yield said, f"the encoding stays {kind}"
     for said in _unread(part, ELSEWHERE):
@@ -141,7 +142,7 @@ def _widths(part: Part) -> Iterator[tuple[Said, str]]:
     for share in said:
         # The formulas of the scalings read a share whatever the class does.
         formula = scaled and share.path.rpartition(".")[2] == SHARE[0]
-        if not equal(share.value, 1) and real(share.value) is not None and not formula:
+        if 0 < (real(share.value) or 0) < 1 and not formula:
             yield share, "all channels of a head turn"
     head = part.said("head_dim")
     for width in _unread(part, ("rotary_dim",)):
@@ -182,7 +183,7 @@ def _beside(facets: Facets, part: Part) -> Iterator[Finding]:
     """What stands at the top of a composite config and not in its section of text."""
     names = [name for name in sections(part.model_type) if isinstance(part.values.get(name), dict)]
     text = next((name for name in names if name.startswith("text")), next(iter(names), "text_config"))
-    inside = part.values.get(text) or {}
+    inside = _object(part, text)
     if hands_down(part.model_type) or any(inside.get(key) for key in SCALINGS):
         return
     for name in SCALINGS:

@@ -81,10 +81,9 @@ def check(facets: Facets) -> Iterator[Finding]:
 
 def _layers(part: Part, known: Assumed) -> list[str]:
     """The types of layers with a base that the model has; all of the class's where it does not list them."""
-    listed_types = part.values.get("layer_types")
-    if not isinstance(listed_types, list) or not set(listed_types) & set(known.bases):
-        return list(known.bases)
-    return [layer for layer in known.bases if layer in listed_types]
+    said = part.values.get("layer_types")
+    found = [layer for layer in known.bases if layer in said] if isinstance(said, list) else []
+    return found or list(known.bases)
 
 
 def _flat_object(part: Part, known: Assumed) -> str:
@@ -198,9 +197,9 @@ def _flat(facets: Facets, part: Part, known: Assumed, key: str) -> Iterator[Find
 
 
 def _kept(value: Mapping[str, object]) -> str:
-    kind, factor = value.get("rope_type") or value.get("type") or "default", value.get("factor")
-    scaled = f" the {kind} scaling{f' by {factor:g}' if isinstance(factor, (int, float)) else ''}"
-    return "neither its base nor" + scaled if kind != "default" else "not its base either"
+    kind, factor = value.get("rope_type") or value.get("type") or "default", real(value.get("factor"))
+    scaled = f"the {kind} scaling{f' by {factor:g}' if factor is not None else ''}"
+    return f"neither its base nor {scaled}" if kind != "default" else "not its base either"
 
 
 # -- scalings -----------------------------------------------------------------------------------------------

@@ -87,3 +87,37 @@ def test_defaults_of_every_class() -> None:
         spoken += [(kind, code, item.message) for code in CODES for item in found(code, config)]
     assert spoken == []
     assert seen > 250
+
+
+ODD = [None, True, -1, 0.0, float("nan"), float("inf"), 10**400, "x", "", [], [1, [2]], {}, {"a": {"b": 1}}]
+KEYS = """rope_theta rope_scaling rope_parameters rotary_emb_base rope_local_base_freq layer_types alibi rotary_dim
+partial_rotary_factor position_embedding_type no_rope_layers max_position_embeddings head_dim hidden_size text_config
+architectures model_type original_max_position_embeddings rope_freq_scale rope_ratio use_dynamic_ntk""".split()
+INNER = (
+    "rope_type",
+    "type",
+    "factor",
+    "alpha",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "full_attention",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3_text", "modernbert", "bert", "llava", "gpt_neox", "apertus"]
+)
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:12])
+def test_odd_values_stop_no_rule(kind: str, value: Any) -> None:
+    """Whatever stands at a key, a rule ends with an answer."""
+    sound = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
+    given = [{**sound, key: value} for key in KEYS]
+    given += [{**sound, "text_config": {**sound, key: value}} for key in KEYS]
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = {"rope_type": "yarn", "factor": 2.0}
+        given += [{**sound, "max_position_embeddings": 512, name: {**scaling, key: value}} for key in INNER]
+        given += [{**sound, name: {"sliding_attention": {**scaling, key: value}}} for key in INNER]
+    for config in given:
+        for code in CODES:
+            for finding in found(code, config):
+                assert finding.message and finding.where.module
