@@ -1,4 +1,4 @@
-"""The table of classes agrees with the installed transformers and with what moved between releases, and is read late."""
+"""The table of classes agrees with the installed transformers and with what moved between releases; read late."""
 
 from __future__ import annotations
 

@@ -44,7 +44,6 @@ Write the base that the model was trained with, at the key that the class reads;
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 
 from pediag.rules.declaration._classes import (
     Part,
@@ -106,9 +105,9 @@ def _of_all(facets: Facets, part: Part, known: Assumed) -> Iterator[Finding]:
         if unread is None or not equal(unread.value, base):
             yield _finding(facets, part, known.bases, known.before, unread)
         return
-    old, before = _installed(), known.before or known.bases
+    before = known.before or known.bases
     inside_only = read.path.endswith("rope_parameters.rope_theta") and part.said("rope_theta") is None
-    if old and inside_only and not equal(read.value, before.get("", base)):
+    if inside_only and not equal(read.value, before.get("", base)) and (old := _installed()):
         yield _finding(facets, part, before, {}, read, reader=f"transformers {old}")
 
 
@@ -147,6 +146,8 @@ def _unread(part: Part) -> Said | None:
 
 def _installed() -> str:
     """The version of transformers on this machine when it is of release 4, else empty."""
+    from importlib import metadata
+
     try:
         version = metadata.version("transformers")
     except metadata.PackageNotFoundError:
