@@ -99,8 +99,8 @@ def _replace(output: Path, text: str) -> None:
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
-    print(f"pediag: {message}", file=sys.stderr)
+    """One line on stderr, without what steers a terminal."""
+    print(f"pediag: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def told(error: BaseException, target: str = "") -> str:

@@ -33,6 +33,7 @@ def live_target(
     A model that is named by its class goes by that of the model inside its wrappers. Raises LoadError for a model
     that is scripted, has no numbers, or cannot be called.
     """
+    _refuse_unhashable(module, spec)
     model, notes = bare(module)
     if spec == type(module).__name__:
         spec = type(model).__name__
@@ -87,14 +88,18 @@ def _refuse_scripted(model: nn.Module, spec: str) -> None:
         )
 
 
+def _refuse_unhashable(model: object, spec: str) -> None:
+    try:
+        list(model.modules() if isinstance(model, nn.Module) else ())
+    except TypeError as error:
+        name = type(model).__name__
+        raise LoadError(f"{spec}: PyTorch cannot list its modules: {error}; give {name} a __hash__") from None
+
+
 def _refuse_uncallable(model: nn.Module, spec: str) -> None:
     name = type(model).__name__
     if getattr(model.forward, "__func__", None) is nn.Module.forward:
         raise LoadError(f"{spec}: {name} has no forward: give the module that calls it, or define one")
-    try:
-        list(model.modules())
-    except TypeError as error:
-        raise LoadError(f"{spec}: PyTorch cannot list its modules: {error}; give {name} a __hash__") from None
 
 
 def _without_numbers(model: nn.Module, spec: str) -> list[str]:

@@ -22,7 +22,8 @@ allows, ``16 u32 (1 + ln base)`` relative (measured: pow 1.42 u32, exp up to 28 
 be those of a half format or have passed through one.
 
 Where nothing can be run, stored lists and tables are judged in the same way, by their dtype and their numbers.
-Stored ones that the model does not read are a note.
+They are a warning, since a file does not tell whether the code reads them (Meta's files hold ``rope.freqs`` in
+bfloat16 that their code computes anew); those that the model which ran does not read are a note.
 
 ## Known limits
 
@@ -132,6 +133,8 @@ def check(facets: Facets) -> Iterator[Finding]:
         finding = _finding(facets, encoding, found)
         if encoding in unread:
             finding = _unread(finding)
+        elif encoding.origin == "tensors":
+            finding = replace(finding, severity="warning", effect=f"Where the code reads it: {finding.effect}")
         place = (finding.where.module, finding.where.file, finding.where.line, finding.evidence.measured)
         if place not in seen:
             seen.add(place)
