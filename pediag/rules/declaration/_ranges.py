@@ -67,7 +67,9 @@ def _scaled_by(s: float, kind: str, seq_len: int) -> str:
         return f"Dividing by it makes {which} frequencies 0: those pairs carry no position, and nothing looks wrong."
     if s < 0:
         return f"Dividing by it makes {which} frequencies negative: those pairs turn the wrong way."
-    return f"Dividing by it stretches positions: token {seq_len:,} turns as token {seq_len / s:,.0f} would unscaled."
+    whose = "" if which == "all" else " of the slow pairs"
+    told = f"token {seq_len:,} turns as token {seq_len / s:,.0f} would unscaled"
+    return f"Dividing by it stretches the positions{whose}: {told}."
 
 
 def _grown_by(s: float) -> str:
