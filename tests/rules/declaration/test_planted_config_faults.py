@@ -194,14 +194,14 @@ FAULTS = (
     Planted(
         "partial_rotary_factor 1.5",
         tiny({**DEFAULT, "partial_rotary_factor": 1.5}),
-        ("PE107", "PE110"),
+        ("PE107",),
         NOTHING,
         remark="Llama does not read it",
     ),
     Planted(
         "partial_rotary_factor 0.0",
         tiny({**DEFAULT, "partial_rotary_factor": 0.0}),
-        ("PE107", "PE110"),
+        ("PE107",),
         NOTHING,
         remark="Llama does not read it",
     ),
