@@ -67,3 +67,65 @@ def test_defaults_of_every_class() -> None:
     assert judged > 200
     assert set(loud) <= set(UNEVEN)
     assert all(code == "PE111" for said in loud.values() for code, _, _ in said)
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    2.5,
+    10**400,
+    float("nan"),
+    float("-inf"),
+    "",
+    "x" * 999,
+    [],
+    [[1]],
+    [None],
+    {},
+    {"a": {}},
+]
+
+
+@pytest.mark.parametrize("name", ["yarn", "llama3", "longrope", "default"])
+def test_odd_values_anywhere_end_no_rule(name: str) -> None:
+    """Each key in turn, those of the model and those of the scaling, holds each odd value."""
+    lists = {
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "mrope_section": [2, 3, 3],
+        "truncate": True,
+    }
+    bands = {
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    more = {
+        "attention_factor": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "alpha": 1.0,
+        "attn_factor": 0.5,
+    }
+    scaling = {"rope_type": name, "rope_theta": 1e4, "partial_rotary_factor": 1.0, **lists, **bands, **more}
+    model = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "rotary_dim": 16,
+        "qk_rope_head_dim": 16,
+        "max_position_embeddings": 256,
+        "auto_map": None,
+        "axes_dim": [8, 8],
+    }
+    for odd in ODD:
+        for key in scaling:
+            spoken({**model, "rope_scaling": {**scaling, key: odd}}, 256)
+        for key in (*model, "rope_scaling", "rope_parameters", "rope_theta", "text_config"):
+            spoken({**model, "rope_scaling": scaling, key: odd}, 256)
