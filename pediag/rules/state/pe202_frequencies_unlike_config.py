@@ -1,0 +1,85 @@
+"""The rotary frequencies that were built are of another base than the config declares.
+
+## What it does
+
+Rebuilds the frequencies of every declaration in float64 and compares the ones that the model computes, or that a file
+stores, pair by pair. Fires where they are of another base, and says of which, or that no known formula gives them.
+
+## Why it matters
+
+A base that is lost on the way (a default of 10000 in a signature, a converter without the key, a wrapper whose
+defaults overwrite the checkpoint's) changes all angles but those of the first pair. Short prompts stay plausible;
+coherence ends after some hundred to a few thousand tokens, and nothing raises.
+
+## What is checked
+
+``|w_i - f_i| <= 16 u32 (1 + ln b) f_i`` for each pair i, with f the float64 frequencies of the declaration: base b,
+its scaling, at the length that is served. That is what float32 allows (measured: ``pow`` 1.42 u32, ``exp`` up to 28).
+Frequencies that were read off a finished table may be off by four of its roundings over its rows besides.
+The error is given as ``max |w_i - f_i| / f_i`` and as ``max |w_i - f_i| (L - 1)`` in radians at the last token.
+
+Where several declarations stand (layers of two types, two models), a rotation that agrees with any of them is right;
+another is compared with the nearest that nothing serves yet.
+
+## Known limits
+
+- Which layers use which declaration is not checked here, nor how many channels turn (PE407): a rotation of another
+  width than the declared one is not judged.
+- Right base and other scaling is PE203; values that no formula gives because memory was never filled are PE201;
+  a rounding to half precision is PE602, and what the rounded numbers stand for is compared here.
+- Bases said twice that disagree are PE109; numbers that agree with one of them are silent here.
+- Trained frequencies are not judged. A finished table shows a frequency only modulo a turn.
+- A stored list without code may turn something else, which is said and makes it a warning.
+- The rule says what differs, not which side the weights were trained with.
+
+## Fix
+
+Pass the declared base to where the frequencies are computed, or declare the base that the weights were trained with.
+
+## References
+
+- karpathy/llama2.c 356; young-geng/EasyLM 117; google-deepmind/penzai 102; pytorch/torchtitan 3772.
+- Su et al. 2104.09864, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.rule import Facets, rule
+from pediag.rules.state import _known, _rebuild
+from pediag.rules.state._rebuild import Served
+
+
+@rule(
+    code="PE202",
+    name="frequencies-unlike-config",
+    severity="error",
+    basis="measured here",
+    needs=("config", "trace"),
+    instead=("tensors",),
+    references=("Su et al. 2104.09864", "llama2.c issue 356", "torchtitan pull request 3772"),
+)
+def check(facets: Facets) -> Iterator[Finding]:
+    """One finding for each rotation whose base is not the declared one."""
+    for item in _rebuild.served(facets):
+        if not item.same and item.meant.base_at and _known.of_scaling(item) is None:
+            yield _finding(facets, item)
+
+
+def _finding(facets: Facets, item: Served) -> Finding:
+    off, last = _rebuild.off(facets, item), max(facets.seq_len - 1, 1)
+    name = _rebuild.name(item)
+    return Finding(
+        message=(
+            f"The frequencies{name} are {_known.of_base(item)}, where {item.meant.base_at} declares "
+            f"{_known.named(item.meant)}: {off.told(last)}{_rebuild.layers(item)}."
+        ),
+        effect=_rebuild.effect(facets, item, off),
+        where=_rebuild.where(facets, item),
+        evidence=Evidence(off.phase, 0.0, off.limit, "rad", facets.seq_len),
+        fix=Fix(_rebuild.advice(facets, item, item.meant.base_at)),
+        severity=_rebuild.severity(item),
+        scheme="rotary",
+    )
