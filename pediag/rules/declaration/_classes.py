@@ -10,7 +10,7 @@ from typing import Any
 from pediag.encodings.from_config import head_and_width
 from pediag.targets import Config
 from pediag.targets.class_defaults import Assumed, assumed, known, sections, turns
-from pediag.targets.declaration import SCALINGS, TEXT, RopeDeclaration, Said, declarations
+from pediag.targets.declaration import BASES, SCALINGS, TEXT, RopeDeclaration, Said, declarations
 
 SIZES = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "num_hidden_layers", "n_layer")
 """Keys of which an object that describes a whole model has at least one."""
@@ -78,6 +78,15 @@ def scaling_object(part: Part) -> tuple[str, Mapping[str, Any]]:
         if isinstance(value, Mapping) and value:
             return key, value
     return "", {}
+
+
+def null_base(part: Part, layer: str = "") -> Said | None:
+    """A base that is written as null beside the scaling, at a key that the class reads for one type of layers."""
+    known = part.assumed
+    for key, layers in known.reads.items() if known is not None else ():
+        if key in BASES and layer in layers and key in part.values and part.values[key] is None:
+            return Said(None, part.at(key))
+    return None
 
 
 def real(value: Any) -> float | None:

@@ -8,11 +8,11 @@ class does not read, it says which base each reader will assume, and which bases
 
 ## Why it matters
 
-Nothing fails. A base of 10,000 where the weights were trained with 1,000,000 leaves the fast pairs nearly as they were
-and turns the slow ones hundreds of times too fast, so short prompts stay plausible and long ones fall apart. Converters
-that drop the key, keys that moved between transformers 4 and 5, and readers that ask for ``config.rope_theta`` with
-a default of their own all end here. The defaults moved too: a Cohere config without a base means 10,000 to
-transformers 4 and 500,000 to transformers 5.
+Mostly nothing fails. A base of 10,000 where the weights were trained with 1,000,000 leaves the fast pairs nearly as
+they were and turns the slow ones a hundred times too fast, so short prompts stay plausible and long ones fall apart.
+Converters that drop the key, keys that moved between transformers 4 and 5, and readers that ask for
+``config.rope_theta`` with a default of their own all end here. The defaults moved too: a Cohere config without a base
+means 10,000 to transformers 4 and 500,000 to transformers 5.
 
 ## What is checked
 
@@ -27,7 +27,8 @@ that stands in ``rope_parameters`` alone counts as not read, for release 4 reads
 The base that the weights were trained with is not in the config; only ones of other checkpoints can be named. Silent
 where the type is absent or unknown to transformers (its own code may fix the base, as Baichuan's and ChatGLM's does),
 where the class has no such key (GPT-J), and for parts of a model that are not of text. Types with a base for each type
-of layers are judged by PE112 once they declare one. Values that no base can have are judged by PE102.
+of layers are judged by PE112 once they declare one. Values that no base can have, and null inside a scaling, are
+judged by PE102.
 
 ## Fix
 
@@ -50,6 +51,7 @@ from pediag.rules.declaration._classes import (
     drift,
     equal,
     listed,
+    null_base,
     parts,
     real,
     scaling_object,
@@ -101,6 +103,9 @@ def _of_all(facets: Facets, part: Part, known: Assumed) -> Iterator[Finding]:
     if read is None:
         if "rope_theta" in scaling_object(part)[1]:
             return  # null, which is not filled in but taken as it stands
+        if (null := null_base(part)) is not None:
+            yield _of_null(facets, part, null)
+            return
         unread = _unread(part)
         if unread is None or not equal(unread.value, base):
             yield _finding(facets, part, known.bases, known.before, unread)
@@ -113,7 +118,10 @@ def _of_all(facets: Facets, part: Part, known: Assumed) -> Iterator[Finding]:
 
 def _of_layers(facets: Facets, part: Part, known: Assumed) -> Iterator[Finding]:
     """A class with a base for each type of layers, of which nothing at all is said."""
-    if not any(_bases(one) for one in part.spoken) and not part.values.get("layer_rope_theta"):
+    nulls = [null for layer in known.bases if (null := null_base(part, layer)) is not None]
+    if nulls:
+        yield _of_null(facets, part, nulls[0])
+    elif not any(_bases(one) for one in part.spoken) and not part.values.get("layer_rope_theta"):
         yield _finding(facets, part, known.bases, known.before, None)
 
 
@@ -179,6 +187,20 @@ def _finding(
         evidence=Evidence(measured=base, expected=meant, seq_len=facets.seq_len),
         fix=_fix(part, meant if unread else None),
         severity="note" if undisputed else "warning",
+        scheme="rotary",
+    )
+
+
+def _of_null(facets: Facets, part: Part, null: Said) -> Finding:
+    """A null that transformers passes on to the formula."""
+    return Finding(
+        message=(
+            f"{null.path} is null, which transformers does not fill in; a reader with its own default takes 10,000."
+        ),
+        effect="transformers raises TypeError when the model is built; the other reader turns by a base of its own.",
+        where=Where(module=null.path, file=facets.config.source, line=facets.config.line_of(null.path)),
+        evidence=Evidence(measured=COMMON_DEFAULT, seq_len=facets.seq_len),
+        fix=_fix(part, None),
         scheme="rotary",
     )
 

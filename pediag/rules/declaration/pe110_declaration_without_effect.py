@@ -24,8 +24,7 @@ the class was made with a base and a scaling at its top, and neither arrived in 
 A curated list of keys; others are not judged. A key that occurs anywhere in the source counts as read, so some without
 effect are missed. Silent where the type is unknown to transformers, and where ``auto_map`` names code that comes with
 the checkpoint. Keys that only another runtime reads (vLLM's ``dual_chunk_attention_config``) are left alone. Keys
-inside a scaling are judged by PE106, bases in an unread spelling by PE103, entries by type of layers by PE112, shares
-outside of 0 to 1 by PE107.
+inside a scaling are judged by PE106, bases in an unread spelling by PE103, entries by type of layers by PE112.
 
 ## Fix
 
@@ -142,7 +141,7 @@ def _widths(part: Part) -> Iterator[tuple[Said, str]]:
     for share in said:
         # The formulas of the scalings read a share whatever the class does.
         formula = scaled and share.path.rpartition(".")[2] == SHARE[0]
-        if 0 < (real(share.value) or 0) < 1 and not formula:
+        if not equal(share.value, 1) and real(share.value) is not None and not formula:
             yield share, "all channels of a head turn"
     head = part.said("head_dim")
     for width in _unread(part, ("rotary_dim",)):

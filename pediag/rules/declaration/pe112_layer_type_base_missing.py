@@ -43,7 +43,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pediag.rules.declaration._classes import Part, drift, equal, listed, parts, real, width_of, written
+from pediag.rules.declaration._classes import (
+    Part,
+    drift,
+    equal,
+    listed,
+    null_base,
+    parts,
+    real,
+    width_of,
+    written,
+)
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.class_defaults import Assumed
@@ -104,15 +114,22 @@ def _bases(facets: Facets, part: Part, known: Assumed, layers: list[str]) -> Ite
     spoken = _declared(part)
     if not spoken:
         return
-    missing = [layer for layer in layers if layer not in reached]
+    missing = [layer for layer in layers if layer not in reached and not _is_null(part, layer)]
     for layer in missing:
         said = next((one for one in reached.values() if one.path in spoken), next(iter(spoken.values())))
         base = real(said.value)
         if base is not None and base > 1 and not equal(base, known.bases[layer]):
             yield _missing(facets, part, known, layer, said, base)
             return
-    if not missing and len(set(known.bases.values())) > 1:
+    if len(reached) == len(layers) and len(set(known.bases.values())) > 1:
         yield from _same(facets, part, known, reached)
+
+
+def _is_null(part: Part, layer: str) -> bool:
+    """Whether the base of one type of layers is written as null: PE102 and PE103 tell of that."""
+    inside = [section.get(layer) for key in SCALINGS if isinstance(section := part.values.get(key), Mapping)]
+    written = any(isinstance(one, Mapping) and "rope_theta" in one for one in inside)
+    return written or null_base(part, layer) is not None
 
 
 def _declared(part: Part) -> dict[str, Said]:

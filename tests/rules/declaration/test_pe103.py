@@ -162,6 +162,25 @@ def test_a_scaling_set_on_a_built_config() -> None:
     assert finding.where.module == "rope_parameters.rope_theta"
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("llama", {"rope_theta": None}),
+        ("gpt_neox", {"rotary_emb_base": None}),
+        ("gemma3_text", {"rope_theta": None, "rope_local_base_freq": 1e4}),
+    ],
+)
+def test_null_is_not_filled_in(kind: str, keys: dict[str, Any]) -> None:
+    """It is passed on to the formula, which raises TypeError."""
+    finding = one("PE103", kind, **keys)
+    assert "is null" in finding.message and "TypeError" in finding.effect
+    assert none("PE112", kind, **keys)
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    built = mapping[kind](**{**SIZES, **keys}).rope_parameters
+    assert built.get("full_attention", built)["rope_theta"] is None
+
+
 def test_a_file_of_another_runtime() -> None:
     """B040: a format whose runtime fills in 10,000."""
     config = Config({"model_type": "llama", **SIZES, "rope_parameters": {"rope_type": "default"}}, typed=True)
