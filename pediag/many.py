@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pediag import _terminal as terminal
 from pediag.errors import NoModel
 from pediag.report.model import Report, Result, Stopped
-from pediag.targets._usercode import forget_files
+from pediag.targets.code.usercode import forget_files
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pediag.errors import LoadError
 from pediag.targets._paths import shortened
-from pediag.targets._spec import split_spec
-from pediag.targets._zip import read_archive
+from pediag.targets.code.spec import split_spec
 from pediag.targets.config import Config, looks_like_config
+from pediag.targets.files.zip import read_archive
 from pediag.targets.opening import OPENERS
 
 MOST = 10_000

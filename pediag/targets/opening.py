@@ -27,11 +27,11 @@ class Opener(Protocol):
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 OPENERS = {
-    **dict.fromkeys(PICKLED, ("checkpoint", "open_checkpoint")),
-    ".pt2": ("exported", "open_exported"),
-    ".safetensors": ("directory", "open_safetensors"),
-    ".json": ("directory", "open_json"),
-    ".gguf": ("gguf", "open_gguf"),
+    **dict.fromkeys(PICKLED, ("files.checkpoint", "open_checkpoint")),
+    ".pt2": ("files.exported.opening", "open_exported"),
+    ".safetensors": ("folders.directory", "open_safetensors"),
+    ".json": ("folders.directory", "open_json"),
+    ".gguf": ("files.gguf.opening", "open_gguf"),
 }
 """Suffix -> module and function that open such a file; the module is imported when one is named."""
 
@@ -65,7 +65,7 @@ def open_target(
     """
     if isinstance(target, (str, os.PathLike)):
         return _open_spec(os.fsdecode(target), config, trust)
-    from pediag.targets.python import value_target
+    from pediag.targets.code.python import value_target
 
     name = type(target).__name__
     if isinstance(target, type):
@@ -80,24 +80,24 @@ def _open_spec(spec: str, config: Config | None, trust: Trust) -> Target:
     refuse_special(spec, path)
     if path.exists():
         return _open_path(spec, path, config, trust)
-    from pediag.targets._spec import split_spec
+    from pediag.targets.code.spec import split_spec
 
     named = split_spec(spec)
     if named is None:
         raise no_such_file(spec, path)
-    from pediag.targets.python import open_python
+    from pediag.targets.code.python import open_python
 
     return open_python(spec, *named, config)
 
 
 def _open_path(spec: str, path: Path, config: Config | None, trust: Trust) -> Target:
     if path.is_dir():
-        from pediag.targets.directory import open_directory
+        from pediag.targets.folders.directory import open_directory
 
         return open_directory(spec, path, config=config, trust=trust)
     suffix = path.suffix.lower()
     if suffix == ".py":
-        from pediag.targets._spec import refuse_unnamed
+        from pediag.targets.code.spec import refuse_unnamed
 
         raise refuse_unnamed(spec, path)
     suffix = _told_by_content(path, suffix)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
-from pediag.targets._sharded import Elsewhere, elsewhere
+from pediag.targets.code.sharded import Elsewhere, elsewhere
 from pediag.trace.collectives import needed
 from pediag.trace.evaluate import BUDGET, Away, Evaluator
 from pediag.trace.failures import Failure, distance, stopped, too_long

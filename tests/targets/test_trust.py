@@ -20,7 +20,7 @@ from pediag import settings
 from pediag.cli import main
 from pediag.errors import LoadError, PediagError, UsageError
 from pediag.targets import open_target
-from tests.targets._pickles import archived, config, hostile, legacy
+from tests.targets.files._pickles import archived, config, hostile, legacy
 
 NAMES = sorted(hostile(Path("x")))
 

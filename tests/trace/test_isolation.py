@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pediag.targets._sharded import Elsewhere
+from pediag.targets.code.sharded import Elsewhere
 from pediag.trace.isolation import on_host
 from tests.trace._sessions import content, joined, session
 

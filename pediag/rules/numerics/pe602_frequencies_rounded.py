@@ -134,7 +134,9 @@ def check(facets: Facets) -> Iterator[Finding]:
         if encoding in unread:
             finding = _unread(finding)
         elif encoding.origin == "tensors":
-            finding = replace(finding, severity="warning", effect=f"Where the code reads it: {finding.effect}")
+            finding = replace(
+                finding, severity="warning", effect=f"Where the code reads it: {finding.effect}"
+            )
         place = (finding.where.module, finding.where.file, finding.where.line, finding.evidence.measured)
         if place not in seen:
             seen.add(place)

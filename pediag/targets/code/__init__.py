@@ -1,0 +1,1 @@
+"""Python code and live models."""

@@ -1,0 +1,1 @@
+"""Folders: the transformers layout, adapters, original layouts, and code beside weights."""
