@@ -25,6 +25,15 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 CLAMPED = 32767
 
+STORED = (
+    "A runtime that computes them itself, or that reads these and scales the positions, is right; one that reads them "
+    "and scales nothing is not."
+)
+"""Why unscaled frequencies in a file may be right: transformers 4.31 stored them and divided the positions."""
+
+AT_ONCE = "Servers make one table for the greatest length on purpose; it differs from what the model saw in training."
+"""Why one table for all lengths may be meant (vllm-project/vllm 3488, 41236)."""
+
 NAMES = {
     "ntk": "NTK-aware",
     "yarn": "YaRN",
@@ -36,10 +45,10 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A formula by name; ``unsure`` where runtimes do so on purpose."""
+    """A formula by name; ``unsure`` says how this can be right, where it can."""
 
     text: str
-    unsure: bool = False
+    unsure: str = ""
 
 
 def named(one: Meant) -> str:
@@ -134,7 +143,8 @@ def _candidates(item: Served) -> Iterator[tuple[Known, Floats | None]]:
     one, width = item.meant, item.built.encoding.width
     length = item.built.lengths[0]
     base = f"base {one.base:.10g}"
-    yield Known(f"the unscaled frequencies of {base}"), rebuilt(one.base, width, {}, None)
+    stored = STORED if item.built.encoding.origin == "tensors" else ""
+    yield Known(f"the unscaled frequencies of {base}", stored), rebuilt(one.base, width, {}, None)
     if one.kind in BY_LENGTH:
         yield from _other_lengths(one, width, length)
     factor = one.scaling.get("factor")
@@ -235,4 +245,4 @@ def _other_lengths(one: Meant, width: int, length: float) -> Iterator[tuple[Know
     if isinstance(factor, (int, float)) and isinstance(trained, int):
         longest = int(factor * trained)
         text = f"those of dynamic NTK at its greatest length, {longest:,} tokens, at every length"
-        yield Known(text, unsure=True), one.frequencies(width, longest)
+        yield Known(text, AT_ONCE), one.frequencies(width, longest)

@@ -396,10 +396,11 @@ def effect(facets: Facets, item: Served, off: Off) -> str:
     )
     if off.first is not None and off.first < facets.seq_len:
         text += f"; the error passes {NOTICED} rad at position {off.first:,}"
-    return (
-        text
-        + ". Nothing raises: weights trained with the declared rotation read positions wrongly from there on."
+    text += (
+        ". Nothing raises: weights trained with the declared rotation read positions wrongly from there on."
     )
+    doubt = item.built.encoding.doubt
+    return f"{text} Not certain: {doubt}." if doubt else text
 
 
 def place(facets: Facets, path: str) -> str:

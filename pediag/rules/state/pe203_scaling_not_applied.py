@@ -22,7 +22,8 @@ over the same base is a finding too.
 
 ## Known limits
 
-- A runtime that serves "dynamic" from one table made for the greatest length does so on purpose: a note.
+- A runtime that serves "dynamic" from one table made for the greatest length does so on purpose: a note. So are
+  unscaled frequencies in a file, since a runtime may scale the positions.
 - The attention factor of YaRN and LongRoPE is PE204, another base PE202, a switch inside one text PE507.
 - A table that was made at once is judged at the length asked about.
 - An original length or range that no code has written into it is told as no known scaling.
@@ -73,17 +74,10 @@ def _finding(facets: Facets, item: Served, known: Known) -> Finding:
             f"{item.meant.scaling_at or 'the config'} declares {_known.named(item.meant)}: "
             f"{off.told(last)}{_rebuild.layers(item)}."
         ),
-        effect=_rebuild.effect(facets, item, off) if not known.unsure else _served_at_once(facets),
+        effect=known.unsure or _rebuild.effect(facets, item, off),
         where=_rebuild.where(facets, item),
         evidence=Evidence(off.phase, 0.0, off.limit, "rad", facets.seq_len),
         fix=Fix(_rebuild.advice(facets, item, item.meant.scaling_at)),
         severity="note" if known.unsure else _rebuild.severity(item),
         scheme="rotary",
-    )
-
-
-def _served_at_once(facets: Facets) -> str:
-    return (
-        f"At {facets.seq_len:,} tokens positions are encoded as at the greatest length. Servers do so on purpose; "
-        "it differs from what the model saw in training."
     )
