@@ -33,6 +33,7 @@ from pediag.trace.isolation import (
 from pediag.trace.numbers import digest
 from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.place import Lengths, explain
+from pediag.trace.plain import follows, plain_attributes
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
 from pediag.trace.tokens import at_length, attended, contracts_tokens
@@ -52,6 +53,7 @@ class Trace:
     """One recorded pass. ``value(node)`` gives a node's number as the model computes it.
 
     ``places`` are the sizes that attention runs along where it does not run along the tokens that were fed.
+    ``unregistered`` names the plain attributes that were read and that do not follow the model from device to device.
     """
 
     graph: Graph
@@ -66,6 +68,7 @@ class Trace:
     joins: dict[Any, set[int]] = field(default_factory=dict)
     batched: tuple[int, ...] = ()
     places: frozenset[int] = frozenset()
+    unregistered: dict[Node, str] = field(default_factory=dict)
 
     @property
     def seq_len(self) -> int:
@@ -322,7 +325,8 @@ class Session:
         if structural is not None:
             recorder.noticer.known_scores, recorder.noticer.known_joins = structural.scores, structural.joins
         recorder.dims = self._dims
-        recorder.plain_attributes = _plain_attributes(self.model)
+        plain = plain_attributes(self.model)
+        recorder.plain_attributes = {key: name for key, (name, _) in plain.items()}
         for name, fake in self.fakes.items():
             recorder.give(fake, self._entering(graph, self.leaves[name], fake, lengths))
         arguments = [self._make(recorder, item, sizes) for item in candidate.args]
@@ -330,10 +334,21 @@ class Session:
         failure = self._forward(recorder, arguments, keywords)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.places = frozenset(self._places)
+        trace.unregistered = self._unregistered(graph)
         trace.ordered, trace.provenances = recorder.noticer.ordered, recorder.settler.known
         trace.scores, trace.joins = recorder.noticer.scores, recorder.noticer.joins
         classify(trace, structural)
         return trace
+
+    def _unregistered(self, graph: Graph) -> dict[Node, str]:
+        """The leaves of a pass that are neither stored nor given, and that nothing in their module keeps in place."""
+        found = {
+            node: node.names[0]
+            for node in graph.nodes
+            if node.op == "leaf" and node.names and node.names[0] and not node.stored and not node.given
+        }
+        keeps = follows(self.model) if found else set()
+        return {node: name for node, name in found.items() if name not in keeps}
 
     def _entering(self, graph: Graph, leaf: Node, fake: torch.Tensor, lengths: Lengths) -> Node:
         """A stored tensor as it enters a pass; one with a row for each of a fixed number of places moves."""
@@ -476,13 +491,3 @@ def _dimensions(model: nn.Module) -> set[int]:
 def _free(size: int, dims: set[int]) -> bool:
     around = {size, size - 1, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
     return not around & dims and all(dim % size for dim in dims)
-
-
-def _plain_attributes(model: nn.Module) -> dict[int, str]:
-    """Tensors that modules hold neither as parameter nor as buffer, by identity."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, item in vars(module).items():
-            if isinstance(item, torch.Tensor):
-                found[id(item)] = f"{path}.{name}".lstrip(".")
-    return found
