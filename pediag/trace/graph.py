@@ -33,7 +33,8 @@ class Node:
     ``mutate``, ``write``, ``out``, ``assume``, ``buffer``, ``attention``). ``moving`` holds the axes along which the
     value changes and whose size is a length of the trace. ``host`` says that the value was made on the host,
     whatever the device of the model; ``stored`` that it is a parameter or buffer of the
-    model, ``given`` that it is an input of its forward.
+    model, ``given`` that it is an input of its forward. ``trainable`` says that it is a parameter, ``gradient`` that
+    training moves it.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Node:
         "dtype",
         "frame",
         "given",
+        "gradient",
         "host",
         "index",
         "kwargs",
@@ -82,6 +84,7 @@ class Node:
         self.names: list[str] = []
         self.source: Callable[[], torch.Tensor] | None = None
         self.trainable = False
+        self.gradient = False
         self.stored = False
         self.given = False
 

@@ -129,6 +129,7 @@ class Session:
             if name not in node.names:
                 node.names.append(name)
             node.trainable = isinstance(tensor, nn.Parameter)
+            node.gradient = node.trainable and tensor.requires_grad
             node.host, node.stored = False, True
             self.fakes[name], self.leaves[name] = fake, node
 
@@ -358,6 +359,7 @@ class Session:
         node, new = graph.add("buffer", (leaf,), {}, Provenance.POSITION, fake)
         if new:
             node.names, node.trainable, node.stored, node.moving = leaf.names, leaf.trainable, True, (axis,)
+            node.gradient = leaf.gradient
         return node
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
