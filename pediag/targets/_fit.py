@@ -17,11 +17,13 @@ SHOWN = 4
 def fit_notes(target: Target, model: nn.Module) -> list[str]:
     """What a person should know of how the tensors of ``target`` fill ``model``; nothing where all fit.
 
-    A parameter that the model ties to another one needs no tensor of its own.
+    A parameter that the model ties to another one needs no tensor of its own, and one that the library makes of
+    several has none.
     """
     tied = _tied(model)
     stored = {name: tensor_for(target, name) for name, _ in model.named_parameters()}
-    named = [(name, tuple(part.shape)) for name, part in model.named_parameters()]
+    made = {name for name, known in target.renamed.items() if not known}
+    named = [(name, tuple(part.shape)) for name, part in model.named_parameters() if name not in made]
     names = [(name, shape) for name, shape in named if stored[name] is not None or name not in tied]
     absent = [name for name, _ in names if stored[name] is None]
     misfits = [
@@ -31,7 +33,7 @@ def fit_notes(target: Target, model: nn.Module) -> list[str]:
     ]
     if not target.tensors or not (absent or misfits):
         return []
-    filled = len(names) - len(absent) - len(misfits)
+    filled = len(names) + len(made) - len(absent) - len(misfits)
     if filled == 0:
         return [
             f"WARNING: none of the {len(names)} parameters that the config builds is in the file by name and shape; it "
@@ -40,7 +42,7 @@ def fit_notes(target: Target, model: nn.Module) -> list[str]:
     told = [f"not found: {shortened(absent, SHOWN)}"] if absent else []
     told += [f"of another shape: {shortened(misfits, SHOWN)}"] if misfits else []
     return [
-        f"{filled} of {len(names)} parameters of the built model were found in the file; {'; '.join(told)}"
+        f"{filled} of {len(names) + len(made)} parameters of the built model were found in the file; {'; '.join(told)}"
     ]
 
 

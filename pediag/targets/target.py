@@ -45,6 +45,8 @@ class Target:
     - ``tensors``: stored tensors by name; empty when there are none.
     - ``prefix``: the name under which the stored tensors' base model may or may not sit (``"bert"``); set by
       ``build``.
+    - ``renamed``: the stored names of parameters that the library names otherwise, ``""`` of those that it makes of
+      several stored ones; set by ``build``.
     - ``example_inputs``: the user's own ``example_inputs(seq_len)``, with ``seq_len`` in tokens.
     - ``names``: an index of the names in ``tensors``, made when one is first asked for.
     - ``inputs``: what the code takes, in the letters of ``--input``, where the target says so itself.
@@ -68,6 +70,7 @@ class Target:
     takes: Callable[[int], bool] | None = None
     longest: int | None = None
     prefix: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict, repr=False)
     in_parts: Callable[[], nn.Module | None] | None = None
     names: tuple[Mapping[str, LazyTensor], Names] | None = field(default=None, repr=False, compare=False)
 
@@ -75,13 +78,15 @@ class Target:
 def tensor_for(target: Target, name: str) -> LazyTensor | None:
     """The stored tensor that belongs to the module's parameter or buffer ``name``, or None.
 
-    Tried in turn: the name itself, then without what data-parallel, compiling, sharding and checkpointing wrappers
-    add to either, with the base model's prefix stripped or added, under the attribute in which a trainer holds the
-    model, and the one stored name that differs by a leading component.
+    Tried in turn: the name itself, the one that the library loads it from, then without what data-parallel, compiling,
+    sharding and checkpointing wrappers add to either, with the base model's prefix stripped or added, under the
+    attribute in which a trainer holds the model, and the one stored name that differs by a leading component.
     """
     tensors = target.tensors
     if name in tensors:
         return tensors[name]
+    if (known := target.renamed.get(name)) is not None:
+        return tensors.get(known)
     if target.names is None or target.names[0] is not tensors or target.names[1].prefix != target.prefix:
         target.names = tensors, Names(tensors, target.prefix)
     found = target.names[1].find(name)

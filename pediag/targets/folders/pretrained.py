@@ -20,6 +20,7 @@ from pediag.targets._paths import nearest, shortened
 from pediag.targets._trust import Trust, trusted_by
 from pediag.targets.code.usercode import describe
 from pediag.targets.config import Config
+from pediag.targets.folders.converted import stored_names
 from pediag.targets.folders.remote import code_named, load_own_code
 from pediag.targets.target import Target
 
@@ -102,7 +103,7 @@ def build_recipe(target: Target, ready: Any | None) -> Callable[[], nn.Module]:
     """A recipe that builds the model of ``ready``, a transformers config, or of ``target.config`` when None.
 
     The recipe enters no abstract mode; called outside one it allocates the weights, uninitialised. It raises
-    LoadError with one line when transformers refuses the configuration. It sets ``target.prefix``.
+    LoadError with one line when transformers refuses the configuration. It sets ``target.prefix`` and ``renamed``.
     """
     declared = target.config
 
@@ -113,7 +114,9 @@ def build_recipe(target: Target, ready: Any | None) -> Callable[[], nn.Module]:
             )
             cls = _model_class(target.spec, config)
             target.prefix = getattr(cls, "base_model_prefix", "") or ""
-            return _construct(target.spec, cls, config)
+            model = _construct(target.spec, cls, config)
+            target.renamed = stored_names(model, target.tensors)
+            return model
 
     return build
 
