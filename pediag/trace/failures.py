@@ -91,7 +91,7 @@ def _last_user_frame(error: BaseException) -> Frame | None:
 
 def too_long(failure: Failure) -> bool:
     """Whether a shorter input might run: a table ended, sizes do not fit, or the model's own check refused."""
-    refused = failure.message.startswith(("AssertionError", "ValueError"))
+    refused = failure.message.startswith(("AssertionError", "IndexError", "ValueError"))
     return failure.table is not None or failure.site is not None or failure.fixed or refused
 
 

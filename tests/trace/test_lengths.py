@@ -241,6 +241,30 @@ def test_a_table_shorter_than_the_usual_structural_length(rows: int, by: str) ->
     assert (too_long.site is not None) == (by == "slice")
 
 
+@pytest.mark.parametrize("rows", [16, 64, 130])
+def test_a_buffer_that_ends_before_the_table_does(rows: int) -> None:
+    """RoBERTa gathers token types, all zero, with its position ids, along an axis that is not the first."""
+
+    class Typed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(300, WIDTH)
+            self.positions = nn.Embedding(rows, WIDTH)
+            self.kinds = nn.Embedding(2, WIDTH)
+            self.register_buffer("types", torch.zeros(1, rows, dtype=torch.long))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            place = torch.arange(2, ids.shape[1] + 2)[None]
+            return self.tokens(ids) + self.kinds(self.types.gather(1, place)) + self.positions(place)
+
+    made = session(Typed())
+    structural = made.structural()
+    assert structural.failure is None
+    assert structural.seq_len <= rows - 2
+    assert made.at(rows - 2).failure is None
+    assert made.at(rows - 1).failure is not None
+
+
 @pytest.mark.parametrize("width", [151, 157, 302, 150, 152, 5, 61, 139])
 def test_structural_sizes_avoid_those_of_the_model(width: int) -> None:
     class Sized(nn.Module):
