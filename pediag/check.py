@@ -238,7 +238,7 @@ def _read(target: Target, session: Session | None, options: Options, seen: _Seen
         return
     declared = encodings.declared(target.config, options.seq_len) if target.config is not None else []
     facets.encodings = encodings.together(found, declared)
-    facets.seq_len = facets.seq_len or _own_length(target.config, found) or 0
+    facets.seq_len = facets.seq_len or _own_length(target.config, [*found, *declared]) or 0
 
 
 def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> Session | None:
@@ -318,12 +318,16 @@ def _taken(target: Target, length: int | None) -> int | None:
 
 
 def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | None:
-    """The longest input the model is meant for: what it declares, or the rows of its shortest table."""
+    """The longest input the model is meant for: what it declares, or the rows of its shortest table.
+
+    Of a declared learned table the rows that are kept aside for padding count as none (RoBERTa: 514 of which 512).
+    """
     from pediag.encodings import Learned, Rotary, Sinusoidal
 
     tabled = [e for e in encodings if isinstance(e, (Learned, Rotary, Sinusoidal)) and e.table is not None]
     sure = [e for e in tabled if not e.doubt] or tabled
     lengths = [e.table.rows - e.table.first for e in sure if e.table is not None]
+    lengths += [e.parameters["rows"] for e in encodings if isinstance(e, Learned) and e.origin == "config"]
     declared = _declared(config)
     if declared is not None:
         lengths.append(declared)

@@ -103,6 +103,8 @@ def test_a_declared_table(values: dict[str, Any], rows: int, tmp_path: Path) -> 
     """Documented lengths: BERT 512, RoBERTa 512 of 514 (fairseq keeps padding_idx + 1 rows aside), GPT-2 1024."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values, indent=1))
+    by_default = pediag.check(path, select="PE502")
+    assert (by_default.seq_len, by_default.findings) == (rows, [])
     assert not pediag.check(path, seq_len=rows, select="PE502").findings
     (finding,) = pediag.check(path, seq_len=rows + 1, select="PE502").findings
     assert (finding.severity, finding.evidence.measured, finding.where.line) == ("error", rows, 3)
