@@ -22,8 +22,9 @@ allows, ``16 u32 (1 + ln base)`` relative (measured: pow 1.42 u32, exp up to 28 
 be those of a half format or have passed through one.
 
 Where nothing can be run, stored lists and tables are judged in the same way, by their dtype and their numbers.
-They are a warning, since a file does not tell whether the code reads them (Meta's files hold ``rope.freqs`` in
-bfloat16 that their code computes anew); those that the model which ran does not read are a note.
+They are a warning, since a file does not tell whether the code reads them. A list that stands alone is a note: it may
+turn something else, or nothing (Meta's files hold one ``rope.freqs`` in bfloat16 that their code computes anew); so are
+those that the model which ran does not read.
 
 ## Known limits
 
@@ -31,7 +32,7 @@ Cosines and sines that were finished in float32 and then cast lose half a unit i
 position; that is harmless and silent. Frequencies that no formula explains (learned, or a list that the
 config does not give) are judged only when their store has a half dtype, by the bound u m w. Rounding that
 happens to positions or to the product is PE601 and PE603. What a stored list turns is not known without code: it
-may be a diffusion timestep, and the report of the encoding says so.
+may be a diffusion timestep, and the finding says so.
 
 ## Fix
 
@@ -134,13 +135,18 @@ def check(facets: Facets) -> Iterator[Finding]:
         if encoding in unread:
             finding = _unread(finding)
         elif encoding.origin == "tensors":
-            finding = replace(
-                finding, severity="warning", effect=f"Where the code reads it: {finding.effect}"
-            )
+            finding = _stored(finding, encoding.doubt)
         place = (finding.where.module, finding.where.file, finding.where.line, finding.evidence.measured)
         if place not in seen:
             seen.add(place)
             yield finding
+
+
+def _stored(finding: Finding, doubt: str) -> Finding:
+    """Of a file alone: a warning, and a note where it may be something else."""
+    told = f" Uncertain: {doubt}." if doubt else ""
+    effect = f"Where the code reads it: {finding.effect}{told}"
+    return replace(finding, severity="note" if doubt else "warning", effect=effect)
 
 
 def _unread(finding: Finding) -> Finding:

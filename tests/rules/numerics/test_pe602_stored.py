@@ -38,6 +38,14 @@ def test_lists(tmp_path: Path, base: float, width: int, dtype: torch.dtype, held
     assert f"1.0 / {base:.10g} ** (torch.arange(0, {width}, 2" in finding.fix.summary
 
 
+def test_a_list_that_stands_alone_is_a_note(tmp_path: Path) -> None:
+    """Llama 2 as Meta published it: one list in bfloat16 beside the layers, which its code computes anew."""
+    state = {"rope.freqs": plain(1e4, 128).bfloat16(), "layers.0.w": torch.ones(64, 64)}
+    (finding,) = judged(tmp_path, state, "PE602", seq_len=LENGTH).findings
+    assert finding.severity == "note"
+    assert "Uncertain" in finding.effect and "timestep" in finding.effect
+
+
 @pytest.mark.parametrize("kind", ["pair", "complex"])
 def test_tables_of_rounded_frequencies(tmp_path: Path, kind: str) -> None:
     angle = torch.outer(torch.arange(4096.0), plain(1e4, 64).float().bfloat16().float())
