@@ -306,7 +306,8 @@ def _guessed_length(seen: _Seen, structural: Trace) -> None:
 
 
 def _declared(config: Config | None) -> int | None:
-    return maximum_length(config) if config is not None else None
+    """The longest input that a config declares; the trained length where it says that alone (a scaling's original)."""
+    return (maximum_length(config) or trained_length(config)) if config is not None else None
 
 
 def _taken(target: Target, length: int | None) -> int | None:

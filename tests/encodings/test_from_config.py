@@ -270,6 +270,14 @@ def test_a_config_is_checked_without_torch(tmp_path: Path) -> None:
         assert (encoding["origin"], encoding["source"]) == ("config", {"file": str(path), "line": 1})
 
 
+def test_a_config_that_says_only_its_trained_length_is_judged_there(tmp_path: Path) -> None:
+    """Llama 3.1 as Meta's params.json has it says nothing of a maximum."""
+    scaling = {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 8192}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "rope_theta": 10000, "rope_scaling": scaling}))
+    assert pediag.inspect(path).seq_len == 8192
+
+
 def test_saturation_is_judged_from_a_config(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     llama = {**HERE, "head_dim": 128, "rope_theta": 10000, "architectures": ["LlamaForCausalLM"]}

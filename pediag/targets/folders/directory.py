@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pediag.errors import LoadError
 from pediag.targets._content import refuse_special
-from pediag.targets._paths import digest, first_bytes
+from pediag.targets._paths import digest, first_bytes, shortened
 from pediag.targets._trust import Trust
 from pediag.targets.config import Config
 from pediag.targets.files.safetensors import read_safetensors
@@ -119,6 +119,9 @@ def _no_weights(path: Path, names: list[str]) -> str:
     for name in names:
         if (path / name).is_dir() and _has_weights(path / name):
             return f"{told}; there are some in {path / name}"
+    if others := [name for name in names if _is_weight(name) and (path / name).is_file()]:
+        told = "no weights under the names that transformers reads"
+        return f"{told}; to check another file, name it: {shortened(others, 4)}"
     return told
 
 
@@ -131,7 +134,7 @@ def _has_weights(path: Path) -> bool:
 
 
 def _is_weight(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json"))
+    return name.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".index.json"))
 
 
 def _names(spec: str, path: Path) -> list[str]:

@@ -187,6 +187,15 @@ def test_weights_under_the_wrong_suffix() -> None:
     assert set(open_target(path).tensors) == {"a"}
 
 
+@pytest.mark.parametrize("name", ["lit_model.pth", "model.fp16.safetensors", "last.ckpt"])
+def test_weights_under_another_name_are_told_of(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config())
+    tensors(tmp_path / name, "a")
+    (note,) = open_target(tmp_path).notes
+    assert note.endswith(f"to check another file, name it: {name}")
+    assert "no weights in the folder" not in note
+
+
 def test_weights_that_are_not_read_are_told_of() -> None:
     path = folder(config__json=config(), tf_model__h5="x")
     assert "tf_model.h5 holds TensorFlow weights: convert them" in open_target(path).notes[0]
