@@ -9,6 +9,7 @@ import pytest
 
 from pediag.errors import UsageError
 from pediag.theory import reach
+from pediag.theory._adequate import ADEQUATE, listed
 from pediag.theory.frequencies import inverse_frequencies
 
 SCANNED = {
@@ -91,6 +92,35 @@ def test_smallest_adequate_base(width: int, length: int) -> None:
         for m in range(0, length, 8192)
     )
     assert reach.first_negative(inverse_frequencies(base * (1 - 1e-6), width), length) is not None
+
+
+@pytest.mark.parametrize("width", sorted(ADEQUATE))
+def test_every_listed_base_is_adequate_and_none_just_below_is(width: int) -> None:
+    for length, base in ADEQUATE[width].items():
+        for scale, holds in ((1.0, True), (1 - 1e-5, False)):
+            w = inverse_frequencies(base * scale, width)
+            lowest = min(
+                np.cos(np.outer(np.arange(m, min(m + 8192, length)), w)).sum(1).min()
+                for m in range(0, length, 8192)
+            )
+            assert bool(lowest >= -1e-9) is holds, (width, length, scale)
+
+
+@pytest.mark.parametrize("length", [8192, 32768, 65536, 131072])
+def test_listed_bases_are_the_published_ones(length: int) -> None:
+    """Men et al. table 2 and Su, recomputed: 8.38e4, 6.30e5, 2.09e6, 4.87e6 at width 128."""
+    published = {8192: 8.38e4, 32768: 6.30e5, 65536: 2.09e6, 131072: 4.87e6}
+    assert listed(128, length) == (pytest.approx(published[length], rel=1e-3), length)
+    assert listed(128, length - 1) == listed(128, length)
+
+
+def test_bases_that_are_not_listed() -> None:
+    assert listed(128, 131073) is None
+    assert listed(100, 8192) is None
+    assert listed(128, 8192, least=1e9) is None
+    base = listed(128, 8192, least=1e5)
+    assert base is not None
+    assert base[1] == 16384
 
 
 def test_adequacy_is_not_monotone_in_the_base() -> None:
