@@ -196,10 +196,19 @@ def _guessed(model: nn.Module) -> Iterator[Maker]:
 
 
 def _required(model: nn.Module) -> dict[str, bool]:
-    """Arguments that forward needs, with whether they go by keyword; its first one when it needs none."""
+    """Arguments that forward needs, with whether they go by keyword; its first one when it needs none.
+
+    Those of ``forward(*args, **kwargs)`` are the ones of the first part with weights, which it hands them to.
+    """
     by_name = inspect.Parameter.KEYWORD_ONLY
     ways = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, by_name)
-    taken = [item for item in inspect.signature(model.forward).parameters.values() if item.kind in ways]
+    accepted = inspect.signature(model.forward).parameters.values()
+    taken = [item for item in accepted if item.kind in ways]
+    if not taken and accepted:
+        inner = next((part for part in model.children() if any(True for _ in part.parameters())), None)
+        keywords_only = all(item.kind is item.VAR_KEYWORD for item in accepted)
+        named = _required(inner) if inner is not None else {}
+        return {name: by_keyword or keywords_only for name, by_keyword in named.items()}
     required = [item for item in taken if item.default is item.empty] or taken[:1]
     return {item.name: item.kind is by_name for item in required}
 

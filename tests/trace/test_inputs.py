@@ -145,6 +145,32 @@ def test_inputs_are_made_up(model: nn.Module, expected: list[tuple[Any, ...]]) -
     assert seen(trace(model)) == expected
 
 
+class Around(nn.Module):
+    """A wrapper that hands on whatever it is given."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss()
+        self.inner = inner
+
+
+class AroundBoth(Around):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.inner(*args, **kwargs)
+
+
+class AroundKeywords(Around):
+    def forward(self, **batch: Any) -> Tensor:
+        return self.inner(**batch)
+
+
+@pytest.mark.parametrize("wrapper", [AroundBoth, AroundKeywords])
+@pytest.mark.parametrize("inner", [Tokens, Vectors, Masked])
+def test_a_wrapper_that_hands_its_arguments_on(wrapper: type[Around], inner: type[nn.Module]) -> None:
+    assert seen(trace(wrapper(inner()))) == seen(trace(inner()))
+    assert seen(trace(wrapper(AroundKeywords(inner())))) == seen(trace(inner()))
+
+
 def test_given_positions_are_a_range() -> None:
     made = trace(GivenPositions())
     node = inputs(made)[1]
