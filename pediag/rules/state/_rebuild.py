@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from pediag.rules.numerics import pe602_frequencies_rounded as pe602
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable
 from pediag.rules.state import pe201_uninitialised_frequencies as pe201
 from pediag.targets.class_defaults import assumed
-from pediag.targets.declaration import TEXT, RopeDeclaration, Said, declarations
+from pediag.targets.config import Config
+from pediag.targets.declaration import SCALINGS, TEXT, RopeDeclaration, Said, declarations
 from pediag.theory._checks import TheoryError
 from pediag.theory.frequencies import rope_type, scaled
 from pediag.theory.rounding import frequency_tolerance, unit_roundoff
@@ -134,7 +135,10 @@ def apart(w: Floats, reference: Floats) -> float:
 
 
 def meant(facets: Facets) -> list[Meant]:
-    """Every reading of every declaration that a formula takes, those of the class's own bases last."""
+    """Every reading of every declaration that a formula takes; last those that may be agreed with only.
+
+    These have no ``declared``: bases that the class assumes, and what sections about other models declare.
+    """
     if facets.config is None:
         return []
     spoken = declarations(facets.config)
@@ -146,7 +150,18 @@ def meant(facets: Facets) -> list[Meant]:
             if layer_type not in types:
                 head, width = head_and_width(declared)
                 found.append(Meant(None, float(base), "", "default", {"rope_type": "default"}, head, width))
+    for part in _others(facets):
+        for other in declarations(part):
+            found += [replace(one, declared=None) for one in _readings(other)]
     return found
+
+
+def _others(facets: Facets) -> Iterator[Config]:
+    """The sections of a config that describe models which are not of text, each by itself."""
+    for path, values in facets.config.sections():
+        parts = path.split(".") if path else []
+        if not all(part in TEXT for part in parts) and not any(part in SCALINGS for part in parts):
+            yield Config(values)
 
 
 def _readings(declared: RopeDeclaration) -> Iterator[Meant]:

@@ -19,7 +19,8 @@ Frequencies that were read off a finished table may be off by four of its roundi
 The error is given as ``max |w_i - f_i| / f_i`` and as ``max |w_i - f_i| (L - 1)`` in radians at the last token.
 
 Where several declarations stand (layers of two types, two models), a rotation that agrees with any of them is right;
-another is compared with the nearest that nothing serves yet.
+another is compared with the nearest that nothing serves yet. Sections about other models (vision, audio, a patcher) and
+bases that the class assumes may be agreed with, and accuse nothing.
 
 ## Known limits
 

@@ -89,6 +89,11 @@ def test_what_the_numbers_are(w: Any, declared: dict[str, Any], said: str) -> No
         (plain(1e6), {"rope_theta": 1e6, "head_dim": 128}),
         (plain(1e4), {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
         (plain(1e6), {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+        (plain(1e4), {"rope_theta": 5e5, "patcher_config": {"rope_theta": 1e4, "hidden_size": 256}}),
+        (
+            plain(1e4),
+            {"rope_theta": 5e5, "vision_config": {"rope_parameters": {"rope_theta": 1e4}, "depth": 2}},
+        ),
     ],
 )
 def test_what_is_declared(build: Any, w: Any, declared: dict[str, Any]) -> None:
