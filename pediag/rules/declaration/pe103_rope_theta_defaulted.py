@@ -18,7 +18,9 @@ means 10,000 to transformers 4 and 500,000 to transformers 5.
 
 For a class that assumes base b where none is declared: no key that the class reads holds one. Which keys it reads and
 what b is were asked of the classes of transformers 5.24, key by key, and read off the source of 4.57.6. It is a note
-where every known checkpoint of the type uses b and both releases assume it; else a warning. An object
+where both releases assume b and every known checkpoint of the type uses it, or some do, no object of release 5 stands
+there that would hold it, and the trained length is 4,096 tokens at most: Llama 1 and 2 were published without the key.
+Else it is a warning. An object
 ``rope_scaling`` hides ``rope_parameters`` whole, with the base in it. With transformers 4 installed, a base
 that stands in ``rope_parameters`` alone counts as not read, for release 4 reads ``rope_theta`` beside it.
 
@@ -60,12 +62,17 @@ from pediag.rules.declaration._classes import (
 )
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
+from pediag.targets import trained_length
 from pediag.targets.class_defaults import Assumed, releases
 from pediag.targets.declaration import BASES, RopeDeclaration, Said
 from pediag.targets.families import count, published
 
 COMMON_DEFAULT = 10000.0
 """What a reader with a default of its own takes: RoFormer's base (2104.09864), vLLM's ``get_rope``, llama.cpp."""
+
+
+SHORT = 4096
+"""Tokens of training up to which the checkpoints published without a base go (Llama 1, Llama 2 and their children)."""
 
 
 @rule(
@@ -178,7 +185,10 @@ def _finding(
     others = published(part.model_type, layer)
     path = unread.path if unread else part.at("rope_theta")
     line = facets.config.line_of(path) or facets.config.line_of(part.at("model_type"))
-    undisputed = unread is None and not before and set(others) == {base}
+    # An object of transformers 5 holds its base when it is saved; configs before that may never have had the key.
+    short = (trained_length(facets.config) or 0) <= SHORT
+    usual = base in others and short and not part.values.get("rope_parameters")
+    undisputed = unread is None and not before and (usual or set(others) == {base})
     meant = real(unread.value) if unread else _only(others)
     return Finding(
         message=f"{_lack(part, unread)}, so {_readers(bases, before, reader)}.",

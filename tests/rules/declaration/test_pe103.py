@@ -52,10 +52,31 @@ def test_cohere_differs_between_releases() -> None:
 
 def test_lost_in_a_converter() -> None:
     """B043, B040: the destination of a Llama 3 conversion has no base."""
-    finding = one("PE103", "llama", vocab_size=128256)
+    finding = one("PE103", "llama", vocab_size=128256, max_position_embeddings=8192)
     assert finding.severity == "warning"
     assert "assumes 10,000" in finding.message
     assert f"{slowest(1e4, 5e5):.3g} times as fast as with 500,000" in finding.effect
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_position_embeddings": 2048},
+        {"max_position_embeddings": 4096, "rope_scaling": None},
+        {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 8.0}},
+    ],
+    ids=["Llama 1", "Llama 2", "LongChat"],
+)
+def test_published_before_the_key_was_there(more: dict[str, Any]) -> None:
+    """Their config.json files have no rope_theta, and 10,000 is right."""
+    assert one("PE103", "llama", **more).severity == "note"
+
+
+def test_an_object_that_would_hold_it() -> None:
+    """Release 5 writes the base into rope_parameters whenever it saves a config."""
+    object_ = {"rope_type": "linear", "factor": 2.0}
+    finding = one("PE103", "llama", max_position_embeddings=4096, rope_parameters=object_)
+    assert finding.severity == "warning"
 
 
 def test_both_spellings_absent() -> None:
