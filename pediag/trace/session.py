@@ -15,6 +15,7 @@ from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets.code.sharded import Elsewhere, elsewhere
 from pediag.trace.collectives import needed
+from pediag.trace.constructed import deterministic
 from pediag.trace.evaluate import BUDGET, Away, Evaluator
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
@@ -31,7 +32,6 @@ from pediag.trace.isolation import (
     untouched,
 )
 from pediag.trace.numbers import digest
-from pediag.trace.operators import UNINITIALISED, describe
 from pediag.trace.place import Lengths, explain
 from pediag.trace.plain import follows, plain_attributes
 from pediag.trace.recorder import Recorder
@@ -185,7 +185,7 @@ class Session:
             self.read_from_storage.add(stored.name)
             node = holder.leaf(tensor, Provenance.WEIGHT)
             node.source = stored.load
-        elif _deterministic(made):
+        elif deterministic(made):
             node, _ = self._built.add("buffer", (made,), {}, Provenance.WEIGHT, tensor)
         else:
             node = holder.leaf(tensor, Provenance.WEIGHT)
@@ -448,35 +448,6 @@ def _device_of(model: nn.Module) -> torch.device:
 
 def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: tensor
-
-
-def _deterministic(node: Node) -> bool:
-    """Whether a constructed value follows from its program alone, without random or uninitialised memory."""
-    pending, seen = [node], {node}
-    while pending:
-        part = pending.pop()
-        if part.op == "leaf" and part.source is None:
-            return False
-        overload = part.args[0] if part.op == "mutate" else part.op
-        if not isinstance(overload, str):
-            operator = describe(overload)
-            if operator.random or operator.name in UNINITIALISED:
-                return False
-        operands = [item for item in part.inputs() if item not in seen and not _overwritten(part, item)]
-        seen.update(operands)
-        pending += operands
-    return True
-
-
-def _overwritten(part: Node, operand: Node) -> bool:
-    """Whether ``operand`` is only the memory that ``part`` writes, not a value that it reads."""
-    if part.op == "write":
-        return operand is part.args[0] and operand.op_name in UNINITIALISED
-    return (
-        part.op == "mutate"
-        and describe(part.args[0]).name in ("fill", "zero", "copy")
-        and (operand is part.args[2][part.args[1]])
-    )
 
 
 def _dimensions(model: nn.Module) -> set[int]:
