@@ -51,7 +51,7 @@ import numpy as np
 
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
-from pediag.rules.rule import Facets, NotApplicable, rule
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 from pediag.rules.state import _columns
 from pediag.rules.state._columns import Columns
 
@@ -109,7 +109,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each table."""
     from pediag.encodings import Learned, Sinusoidal, Unrecognised
 
-    looked = 0
+    looked, lacking = 0, ""
     for encoding in facets.encodings:
         fault = None
         if isinstance(encoding, Sinusoidal) and encoding.origin != "config":
@@ -117,12 +117,15 @@ def check(facets: Facets) -> Iterator[Finding]:
         elif isinstance(encoding, (Learned, Unrecognised)) and encoding.origin == "trace":
             numbers = _numbers(facets, encoding)
             fault, looked = _of_numbers(numbers), looked + (numbers is not None)
+            lacking = lacking or (_lacking(facets, encoding) if numbers is None else "")
         if fault is not None:
             yield _finding(facets, encoding, fault)
     if facets.structural is None:
         for name, fault in _in_storage(facets):
             looked += 1
             yield _stored_finding(facets, name, fault)
+    if not looked and lacking:
+        raise CouldNotCheck(lacking)
     if not looked:
         raise NotApplicable("no sinusoid and no other table of numbers is added to content")
 
@@ -182,6 +185,20 @@ def _slip(text: str, w: Floats, width: int) -> Fault:
 
 
 # -- tables of waves ----------------------------------------------------------------------------------------
+
+
+def _lacking(facets: Facets, encoding: Learned | Unrecognised) -> str:
+    """Why the numbers of a table that is added are not known here; empty where they are, or it is no table."""
+    from pediag.encodings import Learned
+    from pediag.trace import Unavailable
+
+    if facets.structural is None or not isinstance(encoding, Learned) or encoding.table is None:
+        return ""
+    try:
+        facets.structural.value(encoding.table.leaf)
+    except Unavailable as reason:
+        return str(reason)
+    return ""
 
 
 def _numbers(facets: Facets, encoding: Learned | Unrecognised) -> Floats | None:
