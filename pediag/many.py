@@ -154,9 +154,10 @@ class _Worker:
     def __init__(self, work: Work, threads: int) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, work, threads))
+        here = os.getcwd()
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, work, threads, here))
         self.place, self.spec, self.given, self.busy = 0, "", 0, False
-        with theirs, _interrupts_held():
+        with theirs, _interrupts_held(), _away_from(here):
             self.process.start()
 
     def give(self, place: int, spec: str) -> None:
@@ -211,8 +212,24 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: Connection, work: Work, threads: int) -> None:
-    """A worker: do the targets that come through the pipe, until it is closed."""
+@contextlib.contextmanager
+def _away_from(here: str) -> Iterator[None]:
+    """Leave the folder ``here`` for a while.
+
+    A new interpreter looks for modules in its current folder before the standard library, and what lies there may have
+    come with a target.
+    """
+    os.chdir(here)  # to be sure of the way back
+    os.chdir(os.path.dirname(os.__file__))
+    try:
+        yield
+    finally:
+        os.chdir(here)
+
+
+def _serve(pipe: Connection, work: Work, threads: int, folder: str) -> None:
+    """A worker in ``folder``: do the targets that come through the pipe, until it is closed."""
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     terminal.open_stderr()

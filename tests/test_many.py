@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,3 +288,23 @@ def test_files_beside_models_are_left_out_with_a_note(tmp_path, monkeypatch, cap
     assert [failure["target"] for failure in json.loads(out)["failures"]] == ["run/optimizer.pt"]
     assert err.count("\n") == 1
     assert main(["check", "run/optimizer.pt"]) == 2
+
+
+LIBRARY = """json torch typer numpy multiprocessing random struct signal pickle socket tempfile resource_tracker
+transformers safetensors click rich gguf logging argparse shutil""".split()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_files_of_the_current_folder_are_not_imported_for_a_library(folder, jobs):
+    for name in LIBRARY:
+        (folder / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(7)\n")
+    for name in ("a", "b"):
+        (folder / f"{name}.json").write_text('{"model_type": "llama", "rope_theta": 1e4}')
+        shutil.copy(ROOT / "fixtures" / "formats" / "tiny.pt", folder / f"{name}.pt")
+    process = command("check", "a.json", "b.json", "a.pt", "--jobs", jobs)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode != 2, out + err
+    assert not (folder / "ran").exists()
+    process = command("check", "good.py:net", "hangs.py", "--jobs", jobs)  # code is found where it was named
+    out, err = process.communicate(timeout=120)
+    assert "good.py:net" in out
