@@ -57,11 +57,12 @@ def read(config: Config, seq_len: int | None = None) -> list[Encoding]:
     Declarations that cannot be meant (an odd width, a base of 0) give none: judging them is the rules' work.
     """
     found: list[Encoding] = []
-    spoken = declarations(config)
+    spoken: dict[str, list[RopeDeclaration]] = {}
+    for one in declarations(config):
+        spoken.setdefault(one.section, []).append(one)
     for path, values in config.sections():
         if all(part in TEXT for part in path.split(".") if part):
-            here = [one for one in spoken if one.section == path]
-            found += _section(config, path, values, here, seq_len)
+            found += _section(config, path, values, spoken.get(path, []), seq_len)
     number(found)
     return found
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|\n|[^\s"{}\[\]:,]+')
+_TOKEN = re.compile(r'["{}\[\]:,\n]|[^\s"{}\[\]:,]+')
+_IN_STRING = re.compile(r'["\\]')
 
 
 @dataclass(slots=True)
@@ -42,8 +44,7 @@ def key_positions(text: str) -> tuple[Place, list[str]]:
     """Scan ``text`` once: the tree of places, and the dotted paths that stand twice in one object."""
     scan = _Scan()
     line = 1
-    for match in _TOKEN.finditer(text):
-        token = match.group()
+    for token in _tokens(text):
         if token == "\n":
             line += 1
         elif token in "{[":
@@ -55,6 +56,18 @@ def key_positions(text: str) -> tuple[Place, list[str]]:
         elif token not in ":," and scan.open:
             _key_or_scalar(scan, token, line)
     return scan.root, scan.repeated
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """The tokens of ``text``, line feeds among them."""
+    at = 0
+    while match := _TOKEN.search(text, at):
+        at = match.end()
+        if match.group() == '"':
+            while (stop := _IN_STRING.search(text, at)) and stop.group() == "\\":
+                at = stop.end() + 1
+            at = stop.end() if stop else len(text)
+        yield text[match.start() : at]
 
 
 def _value(scan: _Scan, line: int) -> tuple[str, Place]:

@@ -16,11 +16,23 @@ from pediag.errors import LoadError
 from pediag.targets._content import refuse_special
 from pediag.targets._positions import Place, key_positions
 
-SIZE_LIMIT = 64 * 2**20
+SIZE_LIMIT = 8 * 2**20
 """Bytes above which a configuration file is refused."""
 
+INDEX_LIMIT = 32 * 2**20
+"""The same for the index of a sharded checkpoint; one of 100,000 tensors takes about 10 MiB."""
+
+OBJECTS_LIMIT = 100_000
+"""Objects in one configuration; some say for each matrix of each expert how it is quantised."""
+
+SPOKEN_LIMIT = 2_000
+"""Values that a configuration may have under keys of rotary positions; LongRoPE takes about 130."""
+
+SPEAKING_LIMIT = 100
+"""Objects that may have such keys, or be under them; models of several parts and types of layers have about ten."""
+
 DEPTH_LIMIT = 32
-"""Levels of nesting that are kept of an object; deeper values are left as they are."""
+"""Levels of nesting in a configuration; of an object, deeper values are left as they are."""
 
 LENGTH_KEYS = (
     "max_position_embeddings",
@@ -42,6 +54,7 @@ LENGTH_KEYS = (
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "decoder", "text_encoder", "encoder")
 SCALING_SECTIONS = ("rope_parameters", "rope_scaling")
+INDEX = "weight_map"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 _MISSING: Any = object()
@@ -63,7 +76,7 @@ class Config:
     def from_file(cls, path: str | os.PathLike[str]) -> Config:
         """Read a JSON object. NaN and Infinity are kept; of a repeated key the last one stands.
 
-        Raises LoadError for a file that cannot be read, is above ``SIZE_LIMIT``, or is not a JSON object.
+        Raises LoadError for a file that cannot be read, is no JSON object, or is above the limits of this module.
         """
         text = _read_text(Path(path))
         try:
@@ -75,6 +88,9 @@ class Config:
             raise LoadError(f"{path}: not usable JSON: {why}") from None
         if not isinstance(values, dict):
             raise LoadError(f"{path}: holds a JSON {_json_kind(values)}; a configuration is an object")
+        if len(text) > SIZE_LIMIT and INDEX not in values:
+            raise LoadError(f"{path}: above {SIZE_LIMIT // 2**20} MiB, which no configuration is")
+        refuse_endless(values, f"{path}")
         return cls(values, os.fspath(path), text)
 
     @classmethod
@@ -150,6 +166,37 @@ def looks_like_config(values: Mapping[Any, Any]) -> bool:
     return any(key in known for key in values)
 
 
+def refuse_endless(values: dict[str, Any], what: str) -> None:
+    """Raise LoadError for a declaration that is out of all proportion; rules look at every part of it.
+
+    ``values`` came with a file and do not hold themselves; ``what`` names them.
+    """
+    count = spoken = speaking = 0
+    left = [(1, False, values)]
+    while left:
+        depth, inside, section = left.pop()
+        about = [inside or "rope" in key or "rotary" in key for key in section]
+        spoken += sum(
+            _size(value)
+            for value, rotary in zip(section.values(), about, strict=True)
+            if rotary and not inside
+        )
+        count, speaking = count + 1, speaking + any(about)
+        left += [
+            (depth + 1, rotary, value)
+            for value, rotary in zip(section.values(), about, strict=True)
+            if isinstance(value, dict)
+        ]
+        for number, limit, noun in (
+            (count, OBJECTS_LIMIT, "objects"),
+            (depth, DEPTH_LIMIT, "levels of objects"),
+            (spoken, SPOKEN_LIMIT, "values about rotary positions"),
+            (speaking, SPEAKING_LIMIT, "objects about rotary positions"),
+        ):
+            if number > limit:
+                raise LoadError(f"{what}: has more than {limit:,} {noun}, which no model's configuration has")
+
+
 _MODEL_KEYS = (
     "model_type",
     "architectures",
@@ -174,17 +221,30 @@ def _read_text(path: Path) -> str:
     refuse_special(os.fspath(path), path)
     try:
         with path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
+            data = file.read(INDEX_LIMIT + 1)
     except OSError as error:
         raise LoadError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if len(data) > SIZE_LIMIT:
-        raise LoadError(f"{path}: above {SIZE_LIMIT // 2**20} MiB, which no configuration is")
+    if len(data) > INDEX_LIMIT:
+        raise LoadError(f"{path}: above {INDEX_LIMIT // 2**20} MiB, which no configuration is")
     if not data.strip():
         raise LoadError(f"{path}: empty file, where a JSON object was expected")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise LoadError(f"{path}: not UTF-8 text (byte {error.start}), so not a JSON configuration") from None
+
+
+def _size(value: object) -> int:
+    """Values in ``value``, itself among them."""
+    count, left = 0, [value]
+    while left:
+        item = left.pop()
+        count += 1
+        if isinstance(item, dict):
+            left += item.values()
+        elif isinstance(item, (list, tuple)):
+            left += item
+    return count
 
 
 def _json_kind(value: object) -> str:

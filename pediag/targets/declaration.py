@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pediag.targets.config import Config
 
@@ -100,11 +101,16 @@ class RopeDeclaration:
 
 def declarations(config: Config) -> list[RopeDeclaration]:
     """Every rotary encoding that ``config`` says anything of, in the order of its sections."""
-    found: list[RopeDeclaration] = []
-    for path, values in config.sections():
-        if all(part in TEXT for part in path.split(".") if part):
-            found += _section(config, path, values)
-    return found
+    if config not in _known:
+        found: list[RopeDeclaration] = []
+        for path, values in config.sections():
+            if all(part in TEXT for part in path.split(".") if part):
+                found += _section(config, path, values)
+        _known[config] = found
+    return list(_known[config])
+
+
+_known: WeakKeyDictionary[Config, list[RopeDeclaration]] = WeakKeyDictionary()
 
 
 def _section(config: Config, path: str, values: Values) -> Iterator[RopeDeclaration]:

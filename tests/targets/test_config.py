@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,54 @@ def test_missing_binary_and_huge_files(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(config_module, "SIZE_LIMIT", 10)
     with pytest.raises(LoadError, match="above"):
         Config.from_file(written(tmp_path, '{"a": "long enough"}'))
+
+
+NUMBERS = ",".join(["1.5"] * 5_000)
+ENDLESS = {
+    "deep": '{"text_config":' * 60 + "{}" + "}" * 60,
+    "objects": "{" + ",".join(f'"k{place}": {{}}' for place in range(110_000)) + "}",
+    "objects with a base": "{" + ",".join(f'"k{place}": {{"rope_theta": 1}}' for place in range(500)) + "}",
+    "types of layers": '{"rope_parameters": {'
+    + ",".join(f'"k{place}": {{"a": 1}}' for place in range(500))
+    + "}}",
+    "keys": '{"rope_scaling": {' + ",".join(f'"k{place}": 1' for place in range(5_000)) + "}}",
+    "factors": f'{{"rope_scaling": {{"rope_type": "longrope", "short_factor": [{NUMBERS}]}}}}',
+    "deep in a list": f'{{"rope_scaling": {{"x": [[[{{"y": [{NUMBERS}]}}]]]}}}}',
+    "long": '{"model_type": "' + "x" * 9 * 2**20 + '"}',
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_what_is_out_of_all_proportion_is_refused_before_it_is_judged(tmp_path: Path, text: str) -> None:
+    with pytest.raises(LoadError, match=r"config.json: .*which no (model's )?configuration (is|has)$"):
+        Config.from_file(written(tmp_path, text))
+
+
+def test_what_large_models_declare_is_read(tmp_path: Path) -> None:
+    experts = {f"layers.{place}.experts.{place}.up_proj": {"algo": "FP8"} for place in range(60_000)}
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 128, "long_factor": [64.0] * 128}
+    text = {"rope_parameters": {"full_attention": longrope, "sliding_attention": longrope}}
+    declared = {"quantization_config": {"layers": experts}, "text_config": text, "vision_config": text}
+    read = Config.from_file(written(tmp_path, json.dumps(declared)))
+    assert read.values == declared
+    shards = {
+        f"layers.{place}.experts.weight_scale_inv": "model-00001-of-00160.safetensors"
+        for place in range(120_000)
+    }
+    index = written(tmp_path, json.dumps({"weight_map": shards}))
+    assert index.stat().st_size > config_module.SIZE_LIMIT
+    assert Config.from_file(index).values["weight_map"] == shards
+
+
+def test_a_long_text_is_scanned_in_little_memory(tmp_path: Path) -> None:
+    config = Config.from_file(
+        written(tmp_path, '{"a": "' + "x" * 2**22 + '\\"",\n"b": "\\\\", "c":\n 1, "b": 2}')
+    )
+    tracemalloc.start()
+    assert (config.line_of("a"), config.line_of("b"), config.line_of("c")) == (1, 3, 2)
+    assert config.repeated == ("b",)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
 
 
 def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pediag.errors import LoadError
 from pediag.targets._paths import one_line, shortened
-from pediag.targets.config import Config, looks_like_config
+from pediag.targets.config import Config, looks_like_config, refuse_endless
 from pediag.targets.files.torchsave.rebuilding import Numberless, NumpyArray, Part, StoredTensor
 from pediag.targets.files.torchsave.unpickle import Named, Opaque
 from pediag.targets.target import LazyTensor
@@ -200,7 +200,10 @@ def _lazy(name: str, item: Any) -> LazyTensor:
 
 
 def config_in(held: object) -> Config | None:
-    """The configuration that a checkpoint carries beside its tensors, be it one level further in."""
+    """The configuration that a checkpoint carries beside its tensors, be it one level further in.
+
+    Raises LoadError for one that is out of all proportion.
+    """
     if not isinstance(held, Mapping):
         return None
     for key in CONFIG_KEYS:
@@ -209,6 +212,7 @@ def config_in(held: object) -> Config | None:
             inner = [value.get(name) for name in INNER_CONFIG_KEYS]
             for part in (value, *inner):
                 if isinstance(part, dict) and looks_like_config(part):
+                    refuse_endless(part, f"the configuration under {key!r}")
                     return Config.from_object(part)
     return None
 
