@@ -54,6 +54,12 @@ UNRELATED = (
     "only its shape tells"
 )
 SHARED = "its rows go on smoothly as positions do, yet other weights have as many rows"
+EVEN = 1e-3
+"""Relative spread of row norms below which a formula made them: sines and cosines have one norm, trained rows do not."""
+
+FORMULA = (
+    "its rows all have one norm, as those of sines and cosines by row and column: a formula may have made it"
+)
 FAINT = "its rows go on less smoothly than those of trained tables of positions"
 
 
@@ -101,13 +107,17 @@ def shapes(items: Iterable[Stored]) -> Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Median cosines of neighbouring rows and of rows half a table apart, spread and kurtosis of the entries."""
+    """Median cosines of neighbouring rows and of rows half a table apart, spread and kurtosis of the entries.
+
+    ``even`` says that all rows have one norm.
+    """
 
     near: float
     far: float
     deviation: float
     kurtosis: float
     width: int
+    even: bool = False
 
     @property
     def smooth(self) -> bool:
@@ -140,6 +150,7 @@ def find(item: Stored, value: torch.Tensor, around: Shapes) -> Learned | None:
     if seen.smooth:
         unique = around.counts[count] <= around.alike[item.sizes]
         doubt = "" if seen.near >= SURE else (FAINT if unique else SHARED)
+        doubt = FORMULA if seen.even else doubt
     elif (
         seen.random and _by_shape(item, around) and (count in around.lengths or _as_vocabulary(seen, around))
     ):
@@ -164,18 +175,25 @@ def find(item: Stored, value: torch.Tensor, around: Shapes) -> Learned | None:
 
 
 def _follows(value: torch.Tensor) -> bool:
-    """Whether four rows in the middle may follow each other: read before any others are."""
-    middle = min(value.shape[0] // 2, value.shape[0] - 4)
-    block = rows(value, range(middle, middle + 4))
-    norms = np.linalg.norm(block, axis=1)
-    if not np.isfinite(block).all() or not norms.all():
-        return False
-    units = block / norms[:, None]
-    return float(np.median(np.sum(units[1:] * units[:-1], axis=1))) > SMOOTH / 2
+    """Whether four rows in the middle, or at a quarter where those are damaged, may follow each other.
+
+    They are read before any others are.
+    """
+    for place in (value.shape[0] // 2, value.shape[0] // 4):
+        start = min(place, value.shape[0] - 4)
+        block = rows(value, range(start, start + 4))
+        norms = np.linalg.norm(block, axis=1)
+        if np.isfinite(block).all() and norms.all():
+            units = block / norms[:, None]
+            return float(np.median(np.sum(units[1:] * units[:-1], axis=1))) > SMOOTH / 2
+    return False
 
 
 def likeness(value: torch.Tensor, first: int = 0) -> Likeness | None:
-    """What rows of a table (N, D) have in common, by a few of them; None when they are not finite or all alike."""
+    """What rows of a table (N, D) have in common, by a few of them; None when most are damaged, or all are alike.
+
+    Rows that are not finite or zero are damaged.
+    """
     count = value.shape[0]
     starts = spread(min(max(first, 2), count - 5), count - 5, BLOCKS)
     near: list[Floats] = []
@@ -184,10 +202,12 @@ def likeness(value: torch.Tensor, first: int = 0) -> Likeness | None:
         block = rows(value, range(start, start + 4))
         norms = np.linalg.norm(block, axis=1)
         if not np.isfinite(block).all() or not norms.all():
-            return None
+            continue
         units = block / norms[:, None]
         near.append(np.sum(units[1:] * units[:-1], axis=1))
         middles.append(block[1])
+    if 2 * len(middles) <= len(starts):
+        return None
     sample = np.stack(middles)
     units = sample / np.linalg.norm(sample, axis=1)[:, None]
     half = max(1, len(units) // 2)
@@ -196,8 +216,14 @@ def likeness(value: torch.Tensor, first: int = 0) -> Likeness | None:
     if deviation == 0 or (units == units[:1]).all() or np.mean(sample == 0) > 0.25:
         return None
     kurtosis = float(np.mean((sample - sample.mean()) ** 4) / deviation**4)
+    lengths = np.linalg.norm(sample, axis=1)
     return Likeness(
-        float(np.median(np.concatenate(near))), float(np.median(far)), deviation, kurtosis, value.shape[1]
+        float(np.median(np.concatenate(near))),
+        float(np.median(far)),
+        deviation,
+        kurtosis,
+        value.shape[1],
+        bool(np.ptp(lengths) <= EVEN * lengths.max()),
     )
 
 

@@ -316,6 +316,19 @@ def test_a_row_of_zeros_for_a_class_token_is_read() -> None:
     assert (encoding.scheme, encoding.table.rows, encoding.table.first) == ("learned", 65, 0)
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["patches", "class token"])
+@pytest.mark.parametrize("side", [14, 24])
+def test_sines_of_rows_and_columns_may_come_from_a_formula(side: int, first: int) -> None:
+    """The fixed table of MAE (2111.06377, appendix A): half of the channels by row, half by column."""
+    w = plain(1e4, 128).double()
+    row, column = np.divmod(np.arange(side * side), side)
+    angles = [torch.outer(torch.from_numpy(axis).double(), w) for axis in (column, row)]
+    grid = torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], 1)
+    grid = torch.cat([torch.zeros(first, 256, dtype=torch.float64), grid]).float()
+    (table,) = [one for one in found(**layers(256), grid=grid[None]) if "grid" in one.leaves]
+    assert "formula" in table.doubt
+
+
 def test_an_untrained_table_is_told_by_its_shape_and_says_so() -> None:
     table = torch.randn(128, 64, generator=torch.Generator().manual_seed(1)) * 0.02
     (encoding,) = found(rows=table, **layers())

@@ -23,6 +23,7 @@ def not_a_model(spec: str, path: Path, names: list[str]) -> LoadError:
     hint = f"; in it could be named: {shortened(usable, 6)}" if usable else ""
     if inner := _models_below(path, names):
         hint = f"; a model is in {shortened(inner, 3)}: name that folder"
+    hint = hint or "; name the folder that holds a model's config.json, or a file of weights"
     return LoadError(f"{spec}: a directory without config.json{hint}")
 
 
