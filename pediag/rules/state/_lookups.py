@@ -64,8 +64,7 @@ def padded(facets: Facets) -> Iterator[Padded]:
         assert trace is not None
         for read, operation in reads(trace, encoding):
             row = _padding_row(operation)
-            at = np.flatnonzero(read.picked == row)
-            position = int(at[0]) if len(at) else _beyond(read, row)
+            position = _position(read, row, trace.sizes.tokens)
             if position is not None and not told & set(read.table.names):
                 told.update(read.table.names)
                 where = place(read.table.names[0].rpartition(".")[0], operation.frame, encoding.id)
@@ -79,8 +78,14 @@ def _padding_row(operation: Node) -> int:
     return row if isinstance(row, int) else -1
 
 
-def _beyond(read: Lookup, row: int) -> int | None:
-    """The position after the traced ones that will read a row, where rows follow each other."""
+def _position(read: Lookup, row: int, tokens: int) -> int | None:
+    """The one real position that reads a row, or will at more tokens; None where none does.
+
+    Places that forward appends to fill a block up all read the row for padding, as they should.
+    """
+    at = np.flatnonzero(read.picked == row)
+    if len(at):
+        return int(at[0]) if len(at) == 1 and at[0] < tokens else None
     if row < 0 or not read.consecutive or read.tokens != "sequence":
         return None
     position = row - read.first

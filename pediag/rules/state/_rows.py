@@ -176,7 +176,7 @@ def _traced(trace: Trace, encoding: Encoding, table: Table) -> Iterator[tuple[ob
             continue
         whole = tuple(part for part in parts if part is not None)
         if whole:
-            ordered = read is None or read.consecutive
+            ordered = read is None or _in_order(read, trace.sizes.tokens)
             yield (
                 leaf,
                 Rows(
@@ -205,6 +205,11 @@ def _lookup(trace: Trace, encoding: Encoding, table: Table) -> Lookup | None:
                 if read is not None and read.table is table.leaf:
                     return read
     return None
+
+
+def _in_order(read: Lookup, tokens: int) -> bool:
+    """Whether neighbouring tokens read neighbouring rows; what forward appends to fill a block up may read any."""
+    return bool(np.all(np.diff(read.picked[:tokens]) == 1))
 
 
 def _axis(read: Lookup | None, leaf: Node) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pediag
 from tests.rules._fixtures import load, marked_lines
@@ -71,3 +71,22 @@ def test_a_ramp_starts_at_zero() -> None:
     """Positions over the length, not trained: row 0 is zero by its formula."""
     model = FIXTURE.Encoder(FIXTURE.Whole(torch.arange(512.0)[:, None] / 512 * torch.ones(48), False)).eval()
     assert not findings(model, "PE212", 256)
+
+
+class FilledUp(nn.Module):
+    """Ids filled up to a multiple of 64 (Longformer); what was appended reads row 1, texts start at row 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(128, 48, padding_idx=1), nn.Embedding(514, 48, padding_idx=1)
+        self.layer = nn.TransformerEncoderLayer(48, 3, 96, dropout=0.0, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids = nn.functional.pad(ids, (0, -ids.shape[1] % 64), value=1)
+        real = ids.ne(1).int()
+        rows = (real.cumsum(1) * real).long() + 1
+        return self.layer(self.tokens(ids) + self.places(rows), src_key_padding_mask=ids.eq(1))
+
+
+def test_padding_may_read_the_row_for_padding() -> None:
+    assert not findings(FilledUp().eval(), "PE212", 200)
