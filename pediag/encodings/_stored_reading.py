@@ -26,6 +26,9 @@ INTEGERS = frozenset(("int64", "int32", "int16", "uint8", "bool"))
 SCATTERED = 1 << 20
 """Bytes of a tensor from which on a few rows are read apart from each other."""
 
+COPIED = 1 << 23
+"""Elements up to which a tensor that has to be copied or dequantised as a whole is looked into; such are weights."""
+
 MADV_RANDOM, MADV_WILLNEED = 1, 3
 """Linux's numbers (madvise(2))."""
 
@@ -70,10 +73,13 @@ class Stored:
         return len(self.sizes) < len(self.tensor.shape)
 
     def open(self) -> torch.Tensor | None:
-        """The tensor with ``sizes``, mapped where the file allows; None when it is no plain array of numbers.
+        """The tensor with ``sizes``, mapped where the file allows.
 
-        Raises LoadError when the file changed or vanished.
+        None when it is no plain array of numbers, or above ``COPIED`` elements and not to be mapped. Raises LoadError
+        when the file changed or vanished.
         """
+        if self.tensor.copied and self.numel > COPIED:
+            return None
         value = self.tensor.load()
         if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
             return None

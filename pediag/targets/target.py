@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 class LazyTensor:
     """A stored tensor that is read only when asked for.
 
-    ``shape`` is in elements, ``dtype`` a plain name such as ``"float32"``.
+    ``shape`` is in elements, ``dtype`` a plain name such as ``"float32"``. ``copied``: its numbers do not lie in the
+    file as they are used, so that loading takes memory and reads all of them.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], torch.Tensor] = field(repr=False)
+    copied: bool = False
 
     def load(self) -> torch.Tensor:
         """The numbers, on the CPU, with ``shape`` and ``dtype``.

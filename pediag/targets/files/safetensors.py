@@ -117,9 +117,8 @@ def _tensor(
             f"{spec}: tensor {name!r} of shape {_short(shape)} {code} cannot be {end - begin} bytes"
         )
     extent = _Extent(begin, end)
-    return LazyTensor(
-        name, tuple(shape), dtype, partial(_load, path, name, dtype, tuple(shape), extent)
-    ), extent
+    read = partial(_load, path, name, dtype, tuple(shape), extent)
+    return LazyTensor(name, tuple(shape), dtype, read, copied=begin % max(bits // 8, 1) != 0), extent
 
 
 def _entry(spec: str, name: str, entry: object) -> tuple[str, list[int], list[int]]:

@@ -79,7 +79,10 @@ def open_torchscript(spec: str, path: Path, *, config: Config | None = None, tru
         spec=spec,
         loader="TorchScript archive (no code run)",
         sha256=digest(path),
-        tensors={name: LazyTensor(name, item.shape, item.dtype, item.load) for name, item in found.items()},
+        tensors={
+            name: LazyTensor(name, item.shape, item.dtype, item.load, item.copied)
+            for name, item in found.items()
+        },
         notes=[f"not read: {count} {kind}" for kind, count in left.items()],
         reason_not_runnable=NO_CODE,
     )

@@ -26,6 +26,21 @@ from pediag.targets import open_target, tensor_for
 from tests.targets.files._pickles import archived, legacy, number, rebuilt, text, with_tensor
 
 
+@pytest.mark.parametrize("new", [True, False])
+def test_what_does_not_lie_in_the_file_as_it_is_used_is_told(tmp_path: Path, new: bool) -> None:
+    stored = {
+        "a": torch.arange(3, dtype=torch.uint8),
+        "b": torch.arange(4.0),
+        "c": torch.arange(5.0, 9.0)[1:],
+    }
+    torch.save(stored, tmp_path / "m.pt", _use_new_zipfile_serialization=new)
+    data = (tmp_path / "m.pt").read_bytes()
+    for name, tensor in open_target(tmp_path / "m.pt").tensors.items():
+        assert data.count(raw := bytes(stored[name].numpy())) == 1 or name == "a"
+        assert tensor.copied is (name != "a" and data.index(raw) % 4 != 0)
+        assert torch.equal(tensor.load(), stored[name])
+
+
 class Runs:
     """Creates the file ``ran`` when unpickled."""
 

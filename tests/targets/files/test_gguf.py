@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pediag.encodings import from_tensors
 from pediag.errors import LoadError
 from pediag.targets import open_target
 
@@ -219,3 +220,15 @@ def test_parts_of_different_models(tmp_path: Path) -> None:
     parts[2].write_bytes(parts[2].read_bytes()[:40])
     with pytest.raises(LoadError, match=r"m-00003-of-00003\.gguf: .*cut short"):
         open_target(parts[0])
+
+
+def test_a_quantised_matrix_is_not_dequantised_in_search_of_positions(tmp_path: Path) -> None:
+    kind = KINDS.Q8_0
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    path = of_kind(tmp_path / "m.gguf", kind, np.zeros((4096, 4096 // block * size), dtype=np.uint8))
+    tensors = open_target(path).tensors
+    tracemalloc.start()
+    assert from_tensors.read(tensors) == []
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert not tensors["x"].load().any()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pediag.encodings import _stored_reading as reading
 from pediag.errors import LoadError
 from pediag.targets import open_target
 
@@ -71,6 +72,20 @@ def test_bytes_that_are_not_aligned_are_read(tmp_path: Path) -> None:
         path = write(tmp_path / "m.safetensors", raw + b" " * pad, b"\x07" + struct.pack("<2f", *values))
         assert open_target(path).tensors["x"].load().tolist() == values
         assert open_target(path).tensors["b"].load().tolist() == [7]
+
+
+@pytest.mark.parametrize(("pad", "rows", "looked_into"), [(0, 9000, True), (1, 9000, False), (1, 8000, True)])
+def test_bytes_that_are_not_aligned_are_not_copied_in_search_of_positions(
+    tmp_path: Path, pad: int, rows: int, looked_into: bool
+) -> None:
+    raw = json.dumps({"x": entry("F32", [rows, 1024], 0, rows * 4096)}).encode()
+    aligned = raw + b" " * (-len(raw) % 8 + pad)
+    path = write(tmp_path / "m.safetensors", aligned)
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + rows * 4096)
+    tensor = open_target(path).tensors["x"]
+    assert tensor.copied is bool(pad)
+    assert (reading.stored(0, tensor).open() is not None) is looked_into
 
 
 def test_writing_to_a_loaded_tensor_leaves_the_file(tmp_path: Path) -> None:

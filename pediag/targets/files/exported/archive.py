@@ -16,6 +16,9 @@ from pediag.targets._paths import first_bytes
 from pediag.targets.files.mapped import mapped_bytes
 from pediag.targets.files.zip import Entry, read_archive
 
+COPIED_LIMIT = 64 * 2**20
+"""Bytes up to which an entry that cannot be mapped is copied."""
+
 
 class Archive:
     """The entries of one file by their names without the leading folder.
@@ -64,6 +67,10 @@ class Archive:
         begin, end, _ = self.entry(name)
         if (end - begin) % dtype.itemsize:
             raise self.damaged(f"{name} is no whole number of {dtype.itemsize}-byte elements")
+        if begin % dtype.itemsize and end - begin > COPIED_LIMIT:
+            raise LoadError(
+                f"{self.spec}: its {name} is not aligned, which PyTorch never leaves so: save it anew"
+            )
         return mapped_bytes(self.path, begin, end, dtype) if end > begin else torch.empty(0, dtype=dtype)
 
 

@@ -152,7 +152,8 @@ def _tensors(spec: str, parts: list[Part]) -> dict[str, LazyTensor]:
 
 def _lazy(path: Path, stored: Stored) -> LazyTensor:
     dtype = HELD.get(stored.kind.name, "float32")
-    return LazyTensor(stored.name, stored.shape, dtype, partial(_load, path, stored))
+    copied = stored.kind.name not in HELD or stored.begin % (int(dtype.lstrip("abfilnot")) // 8) != 0
+    return LazyTensor(stored.name, stored.shape, dtype, partial(_load, path, stored), copied)
 
 
 def _declared(parts: list[Part]) -> tuple[Config, list[str]]:

@@ -129,6 +129,14 @@ class StoredTensor:
             raise LoadError(f"{where} repeats {held} stored numbers to {elements}, which no model needs")
         return self
 
+    @property
+    def copied(self) -> bool:
+        """Whether its numbers do not lie in the file as they are used."""
+        storage = self.part.storage
+        begin = 0 if storage.extent is None else storage.extent[0]
+        first = begin + self.part.first * ITEM_SIZES[self.part.dtype]
+        return storage.swapped or first % ITEM_SIZES[self.dtype] != 0
+
     def load(self) -> torch.Tensor:
         """The numbers, mapped from the file. Raises LoadError when it changed since it was opened."""
         import torch

@@ -193,7 +193,7 @@ def _without_numbers(item: Any) -> str | None:
 def _lazy(name: str, item: Any) -> LazyTensor:
     """A stored or live tensor as one that is read when asked for."""
     if isinstance(item, StoredTensor):
-        return LazyTensor(name, item.shape, item.dtype, item.checked(name).load)
+        return LazyTensor(name, item.shape, item.dtype, item.checked(name).load, item.copied)
     if isinstance(item, NumpyArray):
         return LazyTensor(name, item.shape, str(item.dtype), item.load)
     return LazyTensor(name, tuple(item.shape), str(item.dtype).removeprefix("torch."), lambda: item)
