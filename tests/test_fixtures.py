@@ -61,6 +61,10 @@ def build(factory: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
+LONGEST_RUN = 1024
+"""Tokens of the longest real pass: attention of 8,192 tokens would take gigabytes."""
+
+
 def run(module: ModuleType, model: nn.Module, seq_len: int) -> Any:
     if hasattr(module, "example_inputs"):
         inputs = module.example_inputs(seq_len)
@@ -115,7 +119,8 @@ def test_rule_variants_run(path: Path) -> None:
     if isinstance(module.faulty(), dict):
         return  # a declaration, with nothing to run
     for factory in module.HEALTHY:
-        assert tensor_of(run(module, build(factory), module.SEQ_LEN)).isfinite().all(), factory.__name__
+        output = tensor_of(run(module, build(factory), min(module.SEQ_LEN, LONGEST_RUN)))
+        assert output.isfinite().all(), factory.__name__
     for factory in module.FAULTY + getattr(module, "NOTED", []):
         run(module, build(factory), 13)
 
