@@ -139,7 +139,9 @@ def test_the_parent_of_workers_imports_no_torch(folder):
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_ends_all_at_once(folder, jobs):
-    process = command("check", "hangs.py:x", "good.py:build", "--jobs", jobs, start_new_session=True)
+    # A test run in the background may ignore interrupts, which children inherit.
+    heard = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = command("check", "hangs.py:x", "good.py:build", "--jobs", jobs, **heard)
     until(lambda: (folder / "started").exists() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
