@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pediag.errors import out_of_memory
 from pediag.rules.finding import Finding
 from pediag.rules.rule import CouldNotCheck, Facet, Facets, NotApplicable, Rule
 
@@ -78,7 +79,11 @@ def _judge(rule: Rule, facets: Facets) -> Outcome:
     except Exception as error:  # a fault of the rule must not hide what the others found
         _LOG.debug("rule %s failed", rule.code, exc_info=True)
         status = "could-not-check"
-        reason = f"internal error in {rule.code}: {type(error).__name__}: {_one_line(error)}".rstrip(": ")
+        reason = (
+            f"memory did not suffice at {facets.seq_len:,} tokens: give a shorter --seq-len"
+            if out_of_memory(error)
+            else f"internal error in {rule.code}: {type(error).__name__}: {_one_line(error)}".rstrip(": ")
+        )
     return Outcome(rule, "fail" if found else status, reason, found)
 
 

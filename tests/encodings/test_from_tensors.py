@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pediag.encodings import Alibi, Encoding, Learned, Mask, PositionIds, RelativeTable, Rotary, Sinusoidal
-from pediag.encodings import _stored_reading as reading
 from pediag.encodings.from_tensors import read
+from pediag.encodings.from_tensors import reading as reading
 from pediag.errors import LoadError
 from pediag.targets import LazyTensor
 from tests.encodings._lazy import lazy

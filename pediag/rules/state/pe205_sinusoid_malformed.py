@@ -288,7 +288,7 @@ def _pairs(found: Columns) -> str:
 
 def _in_storage(facets: Facets) -> Iterator[tuple[str, Fault]]:
     """Faults of stored tables that nothing recognised, a few rows of each being read."""
-    from pediag.encodings._stored_reading import FLOATS, rows, stored
+    from pediag.encodings.from_tensors.reading import FLOATS, rows, stored
 
     known = {name for encoding in facets.encodings for name in encoding.leaves}
     kinds: dict[object, list[Any]] = {}

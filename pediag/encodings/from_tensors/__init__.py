@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pediag.encodings import _stored_biases as biases
-from pediag.encodings import _stored_frequencies as frequencies
-from pediag.encodings import _stored_integers as integers
-from pediag.encodings import _stored_learned as learned
-from pediag.encodings import _stored_sinusoids as sinusoids
-from pediag.encodings import _stored_tables as tables
-from pediag.encodings._stored_reading import COMPLEX, FLOATS, INTEGERS, Stored, chunks, plain, stored
+from pediag.encodings.from_tensors import biases as biases
+from pediag.encodings.from_tensors import frequencies as frequencies
+from pediag.encodings.from_tensors import integers as integers
+from pediag.encodings.from_tensors import learned as learned
+from pediag.encodings.from_tensors import sinusoids as sinusoids
+from pediag.encodings.from_tensors import tables as tables
+from pediag.encodings.from_tensors.reading import COMPLEX, FLOATS, INTEGERS, Stored, chunks, plain, stored
 from pediag.encodings.grouping import layers, merge
 from pediag.encodings.model import Encoding, Mask, PositionIds
 from pediag.targets import LazyTensor
