@@ -13,6 +13,15 @@ class UsageError(PediagError):
     """An option, code or argument that cannot be meant as given."""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, or was asked for beyond what can be counted; PyTorch tells it as a RuntimeError."""
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return said or isinstance(error, MemoryError)
+
+
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+
+
 class LoadError(PediagError):
     """A target that cannot be opened: wrong path, corrupt file, failing import, unsafe pickle."""
 
