@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pediag.errors import PediagError, UsageError
+from pediag.errors import PediagError, UsageError, out_of_memory
 from pediag.report.wording import printable
 
 if TYPE_CHECKING:
@@ -121,6 +121,9 @@ def told(error: BaseException, target: str = "") -> str:
     line = line if target in line else f"{target}: {line}"
     if known:
         return f"error: {line}"
+    if out_of_memory(error):
+        where = f"{target}: " if target else ""
+        return f"error: {where}memory did not suffice: give a shorter --seq-len, or a smaller model"
     return f"internal error: {line}; please report it (PEDIAG_TRACEBACK=1 shows the traceback)"
 
 

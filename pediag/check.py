@@ -332,7 +332,7 @@ def _own_length(config: Config | None, encodings: Sequence[Encoding]) -> int | N
     declared = _declared(config)
     if declared is not None:
         lengths.append(declared)
-    return min(lengths, default=None)
+    return min((length for length in lengths if length <= GREATEST_LENGTH), default=None)
 
 
 def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: bool) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pediag.report.model import Result
     from pediag.targets.naming import Listing, Named
 
-LONGEST = 2**31
 MOST_JOBS = 1024
 USAGE = 2
 INTERRUPTED = 130
@@ -59,6 +58,8 @@ class Threshold(str, Enum):
 
 def _length(text: str) -> int:
     """Parse a length in tokens."""
+    from pediag.targets.config import LONGEST
+
     allowed = f"must be a whole number of tokens from 1 to {LONGEST}"
     try:
         length = int(text)

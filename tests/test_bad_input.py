@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from pediag import _terminal as terminal
 from pediag.check import check
 from pediag.cli import main
 from pediag.errors import TraceError, UsageError
@@ -220,3 +222,16 @@ def test_a_pass_that_stops_at_the_length_asked_for_is_no_clean_bill(tmp_path):
     with pytest.raises(TraceError, match=r"runs at N=\d+ and at N=4096 raised RuntimeError.*net\.py:9"):
         check(f"{tmp_path / 'net.py'}:Net", seq_len=4096)
     assert check(f"{tmp_path / 'net.py'}:Net", seq_len=512).exit_code() == 0
+
+
+def test_memory_that_does_not_suffice_is_no_internal_error() -> None:
+    with pytest.raises(RuntimeError) as uncountable:
+        torch.empty(2**62)
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**50, dtype=torch.uint8)
+    for error in (MemoryError(), uncountable.value, refused.value):
+        told = terminal.told(error, "model.py:net")
+        assert (
+            told
+            == "error: model.py:net: memory did not suffice: give a shorter --seq-len, or a smaller model"
+        )

@@ -236,7 +236,7 @@ def _window(values: Values, kind: str) -> int | None:
         return None if "full" in kind or "global" in kind else window or None
     if chunk:
         return chunk
-    if values.get("model_type") in LOCAL_ONLY or any(values.get(key) for key in UNROTATED_LAYERS):
+    if str(values.get("model_type")) in LOCAL_ONLY or any(values.get(key) for key in UNROTATED_LAYERS):
         return window or None
     kinds = values.get("layer_types")
     mixed = isinstance(kinds, list) and any("full" in str(item) for item in kinds)
@@ -283,11 +283,11 @@ def _bucketed(config: Config, path: str, values: Values) -> Iterator[Bucketed]:
 
 def _learned(config: Config, path: str, values: Values) -> Iterator[Learned]:
     """A learned table; ``rows`` are the tokens that it holds, without rows that are kept aside."""
-    kind = values.get("model_type")
+    kind = str(values.get("model_type"))
     if kind in PADDED and values.get("position_embedding_type", "absolute") == "absolute":
         key, aside = "max_position_embeddings", _aside(values)
     elif kind in LEARNED and values.get("position_embedding_type", "absolute") == "absolute":
-        key, aside = LEARNED[str(kind)], 0
+        key, aside = LEARNED[kind], 0
     else:
         return
     rows = _first(values, (key,)) - aside

@@ -34,6 +34,9 @@ SPEAKING_LIMIT = 100
 DEPTH_LIMIT = 32
 """Levels of nesting in a configuration; of an object, deeper values are left as they are."""
 
+LONGEST = 2**31
+"""Tokens above which a length means none: tokenizers write 1e30 for it."""
+
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -278,7 +281,7 @@ def _text_values(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def _as_length(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if type(value) is int and 0 < value <= LONGEST else None
 
 
 def _named_values(obj: object) -> Mapping[Any, Any] | None:

@@ -7,6 +7,7 @@ import pytest
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable
 from pediag.rules.run import run
 
+TOO_LONG = "memory did not suffice at 8 tokens: give a shorter --seq-len"
 TRACED = {"structural": object()}
 
 
@@ -69,6 +70,8 @@ def test_a_config_that_does_not_exist_is_no_lack(make_rule):
         (CouldNotCheck("give --train-len"), ("could-not-check", "give --train-len")),
         (KeyError("base"), ("could-not-check", "internal error in PE901: KeyError: 'base'")),
         (ValueError("two\nlines"), ("could-not-check", "internal error in PE901: ValueError: two lines")),
+        (MemoryError(), ("could-not-check", TOO_LONG)),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), ("could-not-check", TOO_LONG)),
         (RuntimeError(), ("could-not-check", "internal error in PE901: RuntimeError")),
     ],
 )

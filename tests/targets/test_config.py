@@ -154,6 +154,11 @@ def test_what_large_models_declare_is_read(tmp_path: Path) -> None:
     assert Config.from_file(index).values["weight_map"] == shards
 
 
+def test_a_length_that_means_none_is_none() -> None:
+    config = Config({"model_max_length": 10**30, "n_ctx": 2**62, "text_config": {"n_positions": 2048}})
+    assert (maximum_length(config), trained_length(config)) == (2048, 2048)
+
+
 def test_a_long_text_is_scanned_in_little_memory(tmp_path: Path) -> None:
     config = Config.from_file(
         written(tmp_path, '{"a": "' + "x" * 2**22 + '\\"",\n"b": "\\\\", "c":\n 1, "b": 2}')

@@ -55,6 +55,9 @@ from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.config import Config
 from pediag.targets.declaration import BASES, SCALINGS, Said, declarations
 
+LEAST_NORMAL = 2.0**-126
+"""The smallest normal number of float32: the inverse of a smaller base is infinite, or near it."""
+
 LEAST_BASE = 1.0
 """Frequencies b^(-2i/r) fall with i only for a base above this."""
 
@@ -161,8 +164,8 @@ def _effect(facets: Facets, said: Said, value: Any) -> str:
 
 def _of_number(base: float, pairs: int) -> str:
     most = f"{pairs - 1} of {pairs} pairs" if pairs > 1 else "all pairs but the first"
-    if base <= 0 or math.isnan(base):
-        what = "infinite" if base == 0 else "no numbers"
+    if base < LEAST_NORMAL or math.isnan(base):
+        what = "infinite" if base >= 0 else "no numbers"
         return (
             f"the frequencies of {most} are {what}, so rotated queries and keys are NaN from position 0 on."
         )

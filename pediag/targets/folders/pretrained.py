@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,28 @@ if TYPE_CHECKING:
     from torch import nn
 
 NO_TYPE = "the config names no model_type to build: name the model's factory as file.py:name"
+MOST_LAYERS = 10_000
+MOST_MODULES = 200_000
+"""Modules of one model; 61 layers of 256 experts that are modules of their own have about 80,000."""
+
+LAYER_KEYS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layers",
+    "n_layer",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "num_encoder_layers",
+    "n_encoder_layers",
+    "n_decoder_layers",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "depth",
+)
+"""Keys that say how many layers or experts a model has."""
+
 NOT_INSTALLED = (
     "transformers is not installed, so the model cannot be built: pip install 'pediag[transformers]'"
 )
@@ -71,7 +94,7 @@ def _with_own_code(target: Target, config: Config, folder: Path | None, trust: T
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     files = shortened(code_named(config), 4)
-    if config.get("model_type") in CONFIG_MAPPING_NAMES:
+    if str(config.get("model_type")) in CONFIG_MAPPING_NAMES:
         target.notes.append(f"transformers has this type of model, so its own code ({files}) was not used")
         return
     if folder is not None and trust:
@@ -148,12 +171,22 @@ def _transformers_config(spec: str, declared: Config | None) -> Any:
 
     values = copy.deepcopy(declared.values) if declared else {}
     model_type = values.get("model_type") or _type_of_architecture(values)
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise LoadError(_unknown_type(spec, model_type, list(CONFIG_MAPPING.keys())))
+    _refuse_endless(spec, declared)
     try:
         return CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:
         raise LoadError(f"{spec}: transformers refuses this configuration: {describe(error)}") from None
+
+
+def _refuse_endless(spec: str, declared: Config | None) -> None:
+    """Refuse numbers of layers that no model has: classes make lists as long as that."""
+    for path, section in declared.sections() if declared else ():
+        for key, value in section.items():
+            if key in LAYER_KEYS and isinstance(value, (int, float)) and value > MOST_LAYERS:
+                where = f"{path}.{key}" if path else key
+                raise LoadError(f"{spec}: {where} is above {MOST_LAYERS:,}, which it is in no model")
 
 
 def _type_of_architecture(values: dict[str, Any]) -> Any:
@@ -198,11 +231,33 @@ def _named_class(architectures: object) -> Any | None:
 def _construct(spec: str, cls: Any, config: Any) -> nn.Module:
     """Build under the config's dtype with weight initialisation skipped."""
     try:
-        with _no_init_weights()():
+        with _no_init_weights()(), _bounded(spec):
             made: nn.Module = cls._from_config(config)
+    except LoadError:
+        raise
     except Exception as error:
         raise LoadError(f"{spec}: transformers cannot build {cls.__name__}: {describe(error)}") from error
     return made
+
+
+@contextmanager
+def _bounded(spec: str) -> Iterator[None]:
+    """Refuse to build more than ``MOST_MODULES`` modules."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    count = itertools.count(1)
+
+    def seen(holder: nn.Module, name: str, part: nn.Module | None) -> None:
+        if next(count) > MOST_MODULES:
+            raise LoadError(
+                f"{spec}: the config describes more than {MOST_MODULES:,} modules, which no model has"
+            )
+
+    handle = register_module_module_registration_hook(seen)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _no_init_weights() -> Callable[[], AbstractContextManager[None]]:

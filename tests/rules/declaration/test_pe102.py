@@ -23,6 +23,7 @@ NEW = {key: value for key, value in HERE.items() if key != "rope_theta"}
         (-1e4, -1e4),
         (1, 1),
         (0.5, 0.5),
+        (1e-320, 1e-320),
         (NAN, "NaN"),
         (INF, "Infinity"),
         (-INF, "-Infinity"),

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pediag.errors import LoadError
 from pediag.targets import Config, fit_notes, maximum_length, open_target, tensor_for
+from pediag.targets.folders import pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -202,6 +203,9 @@ def test_which_class_is_built(tmp_path: Path, values: dict[str, Any], name: str)
         ({"model_type": "lama"}, "knows no model type 'lama'; nearest: llama"),
         ({"model_type": "llama", **SMALL, "num_attention_heads": 0}, "transformers"),
         ({"model_type": "llama", **SMALL, "hidden_size": "wide"}, "transformers"),
+        ({"model_type": "llama", **SMALL, "num_hidden_layers": 10**9}, "num_hidden_layers is above 10,000"),
+        ({"model_type": ["llama"]}, "knows no model type ['llama']"),
+        ({"model_type": {"a": 1}, "architectures": {"a": 1}}, "knows no model type {'a': 1}"),
     ],
 )
 def test_configs_that_cannot_be_built(tmp_path: Path, values: dict[str, Any], says: str) -> None:
@@ -212,6 +216,13 @@ def test_configs_that_cannot_be_built(tmp_path: Path, values: dict[str, Any], sa
         built(target)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_endless_parts_is_not_built(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "MOST_MODULES", 20)
+    with pytest.raises(LoadError, match="describes more than 20 modules"):
+        built(open_target(llama))
+    nn.Sequential(*(nn.Identity() for _ in range(30)))  # other models are no concern of it
 
 
 def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
