@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
+WIDEST = 10_000
 MODEL_FILES = (".py", ".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
@@ -39,7 +41,8 @@ def drawn(draw: Callable[[Console], None], plain_width: int = PLAIN_WIDTH, *, pl
         return captured.get()
     stream = StringIO()
     columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) else plain_width
+    asked = int(columns) if columns.isdecimal() and len(columns) < len(str(WIDEST)) else 0
+    width = asked or plain_width
     draw(Console(file=stream, width=width, color_system=None, force_terminal=False))
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
@@ -73,10 +76,14 @@ def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
     folder = output.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"--output {output}: the folder {folder} does not exist; create it first")
-    if output.is_dir():
-        raise UsageError(f"--output {output}: is a folder; name a file")
-    if not output.exists():
+    try:
+        is_folder = stat.S_ISDIR(output.stat().st_mode)
+    except FileNotFoundError:
         return
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--output {output}: {getattr(error, 'strerror', None) or error}") from None
+    if is_folder:
+        raise UsageError(f"--output {output}: is a folder; name a file")
     if output.suffix.lower() in MODEL_FILES or any(path.exists() and output.samefile(path) for path in read):
         raise UsageError(
             f"--output {output}: is what a model is made of, and would be lost; name another file"
@@ -84,8 +91,8 @@ def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
 
 
 def _replace(output: Path, text: str) -> None:
-    path = output.resolve()
-    special = path.exists() and not path.is_file()
+    special = output.exists() and not output.is_file()  # a pipe, a terminal: its link leads to no path
+    path = output if special else output.resolve()
     partial = path if special else path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -328,7 +328,11 @@ def _loading(
     inputs: list[str] | None,
     trust: bool,
 ) -> dict[str, Any]:
-    own = settings.load(Path.cwd())
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder was deleted: change to one that is there") from None
+    own = settings.load(here)
     return {
         "seq_len": seq_len,
         "train_len": train_len,

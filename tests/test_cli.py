@@ -351,3 +351,39 @@ def test_progress_is_silent_when_piped(monkeypatch):
         progress.for_target("model.py").step("tracing")
         time.sleep(0.02)
     assert stderr.getvalue() == ""
+
+
+def test_output_where_none_can_be(pipeline, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop", "loop")
+    for name in ("loop", "x" * 300):
+        assert main(["check", "faulty", "--output", name]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"pediag: error: --output {name}: ") and len(said.splitlines()) == 1
+    assert os.listdir() == ["loop"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system shows no descriptors as files")
+def test_output_to_a_link_that_leads_to_a_pipe(pipeline, tmp_path):
+    reading, writing = os.pipe()
+    os.symlink(f"/proc/self/fd/{writing}", tmp_path / "out")
+    assert main(["check", "faulty", "--output", str(tmp_path / "out")]) == 1
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert "PE901" in pipe.read()
+
+
+@pytest.mark.parametrize("columns", ["99999999999", "0", "-3", "wide"])
+def test_a_width_that_cannot_be_is_not_taken(pipeline, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["check", "faulty"]) == 1
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= _terminal.PLAIN_WIDTH
+
+
+def test_a_current_folder_that_was_deleted(pipeline, capsys, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["check", "faulty"]) == 2
+    assert "the current folder was deleted: change to one that is there" in capsys.readouterr().err
