@@ -122,7 +122,9 @@ def _of_model(facets: Facets, trace: Trace) -> Iterator[tuple[_Ids, Floats | str
     """The lists that are looked up with, with their numbers or why there are none; not those of one kind of token."""
     for one in _looked_up(facets, trace):
         numbers = _numbers(trace, one.leaf)
-        kinds = isinstance(numbers, str) or numbers is None or one.rows >= len(numbers) or np.ptp(numbers) != 0
+        kinds = (
+            isinstance(numbers, str) or numbers is None or one.rows >= len(numbers) or np.ptp(numbers) != 0
+        )
         if numbers is not None and kinds:
             yield one, numbers
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pediag.encodings import _stored_reading as reading
+from pediag.encodings.from_tensors import reading
 from pediag.errors import LoadError
 from pediag.targets import open_target
 
