@@ -54,8 +54,11 @@ class Tokens:
 
 
 def variance(rows: Floats) -> float:
-    """Mean over features of the variance over rows (T, D), each feature centred on its mean."""
-    return float(rows.var(axis=0).mean())
+    """Mean over features of the variance over rows (T, D), each feature centred on its mean; NaN for rows that are not
+    finite.
+    """
+    with np.errstate(invalid="ignore"):
+        return float(rows.var(axis=0).mean())
 
 
 def tokens_of(content: Node) -> Tokens:

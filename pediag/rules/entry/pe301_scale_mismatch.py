@@ -162,6 +162,8 @@ def _ratio(facets: Facets, trace: Trace, site: Site) -> _Ratio:
     except Unavailable as reason:
         advice = "" if isinstance(reason, Away) else "; give a checkpoint"
         raise CouldNotCheck(f"the numbers added{at} are not known: {reason}{advice}") from None
+    if not math.isfinite(positions) or not math.isfinite(tokens):
+        raise CouldNotCheck(f"what is added{at} has numbers that are not finite")
     if positions == 0:
         raise CouldNotCheck(f"the positions added{at} are all equal, as in a table before training")
     if tokens == 0:

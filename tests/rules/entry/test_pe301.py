@@ -167,3 +167,22 @@ def test_a_trained_model_has_its_published_ratio(monkeypatch):
     monkeypatch.setattr(rule, "LEAST", 0.9)
     (finding,) = findings(str(folder), CODE, 512)
     assert finding.evidence.measured == pytest.approx(0.42, rel=0.05)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_are_not_compared(value):
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.rows = nn.Embedding(101, 32), nn.Embedding(256, 32)
+            self.mix = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+
+        def forward(self, ids):
+            return self.mix(self.words(ids) + self.rows(torch.arange(ids.shape[1])))
+
+    model = Learned().eval()
+    with torch.no_grad():
+        model.rows.weight[3] = value
+    result = outcome(model, CODE, 128)
+    assert result.status == "could-not-check"
+    assert "not finite" in result.reason
