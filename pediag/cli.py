@@ -315,11 +315,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def run() -> None:
-    """The ``pediag`` script: :func:`main`, then exit with its status."""
-    sys.exit(main())
-
-
 def _loading(
     seq_len: int | None,
     train_len: int | None,

@@ -52,7 +52,7 @@ def load(start: Path) -> Settings:
     for folder in _upwards(start):
         for name, inside in ((OWN, ()), (SHARED, ("tool", "pediag"))):
             path = folder / name
-            if path.is_file() and (values := _table(path, inside)) is not None:
+            if os.path.isfile(path) and (values := _table(path, inside)) is not None:
                 return _settings(path, values)
     return Settings()
 
@@ -79,7 +79,7 @@ def _upwards(start: Path) -> Iterator[Path]:
     home = Path(os.path.expanduser("~")).resolve()
     for folder in (start.resolve(), *start.resolve().parents):
         yield folder
-        if folder == home or (folder / ".git").exists():
+        if folder == home or os.path.exists(folder / ".git"):
             return
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from pediag import __version__, _terminal
+from pediag.__main__ import run
 from pediag.cli import main
 from pediag.errors import LoadError
 from pediag.rules import registry
@@ -351,6 +352,17 @@ def test_progress_is_silent_when_piped(monkeypatch):
         progress.for_target("model.py").step("tracing")
         time.sleep(0.02)
     assert stderr.getvalue() == ""
+
+
+def test_an_interrupt_while_modules_are_imported(monkeypatch, capsys):
+    class Interrupted(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "pediag.cli", Interrupted("pediag.cli"))
+    with pytest.raises(SystemExit) as left:
+        run()
+    assert (left.value.code, capsys.readouterr().err) == (130, "pediag: interrupted\n")
 
 
 def test_output_where_none_can_be(pipeline, capsys, tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def read_index(spec: str, path: Path, *, trust: Trust = False) -> Weights | None
         return None
     places = weight_map(spec, path)
     shards = sorted(set(places.values()))
-    present = [name for name in shards if (path.parent / name).is_file()]
+    present = [name for name in shards if os.path.isfile(path.parent / name)]
     missing = [name for name in shards if name not in set(present)]
     if not present:
         raise LoadError(f"{spec}: none of the {len(shards)} files that it names is there")

@@ -170,6 +170,8 @@ def test_an_index_and_its_shards(tmp_path: Path) -> None:
     for name in ("../secret", "/etc/passwd", "", 3):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         assert "which is no file in this folder" in refused(index)
+    index.write_text(json.dumps({"weight_map": {"a": "x" * 5000}}))
+    assert "none of the 1 files that it names is there" in refused(index)
     index.write_text(json.dumps({"weight_map": []}))
     assert "an index needs a weight_map" in refused(index)
 
