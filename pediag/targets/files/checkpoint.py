@@ -71,7 +71,7 @@ def load_pickle(spec: str, path: Path, *, trust: Trust = False) -> tuple[Any, li
     if not held.asked:
         return held.value, []
     if trust:
-        return _load_trusted(spec, path), [f"{trusted_by(trust)} was used: code in {spec} ran"]
+        return _load_trusted(spec, path, held.asked), [f"{trusted_by(trust)} was used: code in {spec} ran"]
     asked = shortened(one_line(name, 100) for name in held.asked)
     raise UnsafePickle(
         f"{spec}: would run code when unpickled, so it was not: it asks for {asked}; save "
@@ -148,8 +148,10 @@ def _refuse_other_archives(spec: str, entries: dict[str, Entry]) -> None:
         )
 
 
-def _load_trusted(spec: str, path: Path) -> Any:
+def _load_trusted(spec: str, path: Path, asked: list[str]) -> Any:
     advice = "; run where the code of its classes can be imported"
+    if any(name.startswith("__main__.") for name in asked):
+        advice = "; it was saved by a script that defines its classes: give the Python model as file.py:name"
     with importing_from(os.getcwd()), told_as_theirs(f"{spec}: unpickling", advice):
         is_zip = first_bytes(path, spec).startswith(ZIP)
         return torch.load(path, map_location="cpu", weights_only=False, mmap=is_zip)

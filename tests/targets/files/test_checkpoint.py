@@ -148,13 +148,21 @@ def test_trust_changes_nothing_for_plain_tensors() -> None:
     assert target.notes == []
 
 
-def test_a_trusted_pickle_whose_classes_are_missing_says_so() -> None:
-    code = "import torch\nclass Net(torch.nn.Module): pass\ntorch.save(Net(), 'm.pt')\n"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+def test_a_trusted_pickle_whose_classes_are_missing_says_so(tmp_path: Path) -> None:
+    code = "import torch\nclass Net(torch.nn.Module): pass\n"
+    save = "torch.save(Net(), 'm.pt')\n"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code + save], check=True)
     assert "__main__.Net" in refused("m.pt")
     text = refused("m.pt", trust=True)
     assert "AttributeError" in text
-    assert "run where the code of its classes can be imported" in text
+    assert text.endswith(
+        "; it was saved by a script that defines its classes: give the Python model as file.py:name"
+    )
+    (tmp_path / "vanished_nets.py").write_text(code)
+    made = "import torch, vanished_nets\ntorch.save(vanished_nets.Net(), 'm.pt')\n"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", made], check=True, cwd=tmp_path)
+    (tmp_path / "vanished_nets.py").unlink()
+    assert refused("m.pt", trust=True).endswith("; run where the code of its classes can be imported")
 
 
 def test_damaged_files() -> None:
