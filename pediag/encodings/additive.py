@@ -272,7 +272,7 @@ def _sinusoidal(piece: _Piece, found: Sinusoid) -> Sinusoidal:
         factor=frequency_factor(angle) if angle is not None else None,
     )
     first = read.first if read is not None and read.stored else None
-    encoding.parameters = _described(found, amplitude, first)
+    encoding.parameters = described(found, amplitude, first)
     return _finish(encoding, piece, _sinusoid_title(found, amplitude))
 
 
@@ -281,7 +281,8 @@ def _snapped(measured: float, known: float) -> float:
     return float(f"{known:.6g}") if abs(measured - known) <= 0.02 * abs(known) else float(f"{measured:.4g}")
 
 
-def _described(found: Sinusoid, amplitude: float, row: int | None) -> dict[str, Any]:
+def described(found: Sinusoid, amplitude: float, row: int | None) -> dict[str, Any]:
+    """The parameters of a sinusoid as reports show them; ``row`` is the first that is read, where some are kept aside."""
     parameters: dict[str, Any] = {
         "base": found.base,
         "exponent": found.exponent,

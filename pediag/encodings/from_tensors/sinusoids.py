@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
+from pediag.encodings.additive import described
 from pediag.encodings.from_tensors import tables as tables
 from pediag.encodings.from_tensors.reading import Stored, numbers, rows, spread, table
 from pediag.encodings.model import Encoding, Floats, Sinusoidal
@@ -114,7 +113,7 @@ def _sinusoidal(item: Stored, value: torch.Tensor, found: Sinusoid, widths: froz
         origin="tensors",
         leaves=[item.name],
     )
-    made.parameters = _described(found, made.amplitude, first)
+    made.parameters = described(found, made.amplitude, first)
     made.parameters |= {"rows": count, "dtype": item.dtype}
     error = _far_error(value, found, first)
     if error > OFF:
@@ -139,23 +138,6 @@ def _which(found: Sinusoid, widths: frozenset[int]) -> str:
 def _short(amplitude: float) -> float:
     """1 where it is 1 to two parts in a thousand, as in half precision, else four digits."""
     return 1.0 if abs(amplitude - 1.0) <= 2e-3 else float(f"{amplitude:.4g}")
-
-
-def _described(found: Sinusoid, amplitude: float, first: int) -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        "base": found.base,
-        "exponent": found.exponent,
-        "layout": found.layout,
-        "sin_first": found.sin_first,
-        "width": found.width,
-        "amplitude": amplitude,
-        "first_position": found.first_position,
-    }
-    if found.step != 1.0:
-        parameters["step"] = found.step
-    if first:
-        parameters["first_row"] = first
-    return parameters
 
 
 def _far_error(value: torch.Tensor, found: Sinusoid, first: int) -> float:
