@@ -282,7 +282,7 @@ def _snapped(measured: float, known: float) -> float:
 
 
 def described(found: Sinusoid, amplitude: float, row: int | None) -> dict[str, Any]:
-    """The parameters of a sinusoid as reports show them; ``row`` is the first that is read, where some are kept aside."""
+    """The parameters of a sinusoid as reports show them; ``row`` is the first that is read, if some are kept aside."""
     parameters: dict[str, Any] = {
         "base": found.base,
         "exponent": found.exponent,
