@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pediag.targets import LazyTensor
     from pediag.trace import Trace
 
-Facet = Literal["config", "tensors", "trace", "steps", "attention"]
+Facet = Literal["config", "tensors", "trace", "steps", "reference", "attention"]
 Basis = Literal["theorem", "published result", "measured here", "field report", "convention"]
 
 
@@ -35,6 +35,8 @@ class Facets:
 
     ``encodings`` are those of the running model; where nothing can be run, those that stored tensors and the config
     tell of (see ``Encoding.origin``). ``unread`` are encodings in stored tensors that the running model does not use.
+
+    ``reference`` is what is known of the target to compare with. ``shared`` keeps what one rule computed for others.
     """
 
     seq_len: int
@@ -47,6 +49,8 @@ class Facets:
     encodings: list[Encoding] = field(default_factory=list)
     unread: list[Encoding] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
+    reference: Facets | None = None
+    shared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 
 Check = Callable[[Facets], Iterator[Finding]]

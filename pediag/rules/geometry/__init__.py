@@ -1,0 +1,1 @@
+"""Whether a scheme is the map that it claims to be."""

@@ -1,0 +1,1 @@
+"""Whether positions survive decoding, padding and packing."""
