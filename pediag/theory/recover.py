@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,9 @@ GREATEST_BASE = 1e15
 
 PLAIN_BASES = (10000.0, 500000.0, 1000000.0)
 """Bases that most published models start from."""
+
+MOST_PAIRS = 1 << 12
+"""Pairs that a fit looks at: of wider lists so many, evenly spread. A reading is held against all pairs in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ def identify(frequencies: npt.ArrayLike) -> Recovered:
     - At widths of 8 or 16 several readings may agree, or too few pairs be left for any: then compare
       frequencies, not parameters.
     - Lists of free factors (LongRoPE) are "unknown": judge them with :func:`compare`.
+    - Of more than MOST_PAIRS pairs the first reading that holds is taken, without alternatives.
     """
     w = vector(frequencies, "frequencies")
     sound = bool(np.all(np.isfinite(w) & (w >= 0)) and w[0] > 0)
@@ -115,6 +119,8 @@ def identify(frequencies: npt.ArrayLike) -> Recovered:
         error = _error(w, base, width, scaling, precision)
         if error <= frequency_tolerance(base, precision):
             found.setdefault(repr((base, scaling)), Recovered(base, scaling, error, width, precision))
+            if w.size > MOST_PAIRS:
+                break
     if found:
         return _best(list(found.values()))
     return _unknown(w, turning, precision)
@@ -178,6 +184,7 @@ class _Series:
 
     def fit(self, pairs: npt.NDArray[Any]) -> tuple[float, float]:
         """(ln base, -ln c) over ``pairs``; c is 1 when w_0 is. Subnormal numbers are left out."""
+        pairs = _thinned(pairs)
         normal = pairs[self.w[pairs] >= format_of(self.precision).smallest_normal]
         normal = normal if normal.size >= 2 else pairs[:2]
         x, y = 2.0 * normal / self.width, -np.log(self.w[normal])
@@ -194,6 +201,7 @@ class _Series:
 
     def spread(self, pairs: npt.NDArray[Any], log_base: float, level: float) -> float:
         """Largest relative error over ``pairs`` of a fit."""
+        pairs = _thinned(pairs)
         rebuilt = np.exp(-level - log_base * 2.0 * pairs / self.width)
         return float(_relative(self.w[pairs], rebuilt, format_of(self.precision).smallest_normal).max())
 
@@ -229,17 +237,36 @@ class _Series:
 
     def prefix(self) -> int:
         """How many leading pairs follow one unscaled series."""
-        size = self.w.size
-        return next(k for k in range(size, 0, -1) if k == 1 or self._straight(np.arange(k)))
+        return _longest(self.w.size, lambda k: k == 1 or self._straight(np.arange(k)))
 
     def suffix(self) -> int:
         """How many trailing pairs follow one series of any level."""
         size = self.w.size
-        return next(k for k in range(size, 0, -1) if k <= 2 or self._straight(np.arange(size - k, size)))
+        return _longest(size, lambda k: k <= 2 or self._straight(np.arange(size - k, size)))
 
     def _straight(self, pairs: npt.NDArray[Any]) -> bool:
         log_base, level = self.fit(pairs)
         return self.spread(pairs, log_base, level) <= frequency_tolerance(2.0, self.precision)
+
+
+def _thinned(pairs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """At most MOST_PAIRS of ``pairs``, evenly spread, with both ends."""
+    if pairs.size <= MOST_PAIRS:
+        return pairs
+    return np.asarray(pairs[np.linspace(0, pairs.size - 1, MOST_PAIRS).astype(np.int64)])
+
+
+def _longest(size: int, fits: Callable[[int], bool]) -> int:
+    """The largest k up to ``size`` that fits; of long lists by halving, as what fits also fits when shorter."""
+    if size <= MOST_PAIRS:
+        return next(k for k in range(size, 0, -1) if fits(k))
+    low, high = 1, size + 1
+    if fits(size):
+        return size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 Guess = tuple[float, int, dict[str, Any]]

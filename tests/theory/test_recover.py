@@ -197,3 +197,24 @@ def test_no_random_series_is_mistaken_for_a_formula() -> None:
             for _ in range(10):
                 w = np.sort(rng.uniform(0, 1, width // 2))[::-1] ** power
                 assert not identify(np.concatenate([[1.0], w])).known
+
+
+@pytest.mark.parametrize("declared", [{"rope_type": "default"}, LLAMA31])
+def test_lists_far_wider_than_any_head_take_a_bounded_number_of_fits(
+    declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of 2^17 channels: ramps are bisected, not walked pair by pair, and each fit sees a sample."""
+    from pediag.theory import recover
+
+    seen: list[int] = []
+    fit = recover._Series.fit
+
+    def counted(self: Any, pairs: Any) -> Any:
+        seen.append(len(recover._thinned(pairs)))
+        return fit(self, pairs)
+
+    monkeypatch.setattr(recover._Series, "fit", counted)
+    found = identify(np.asarray(fr.scaled(5e5, 1 << 17, declared), dtype=np.float32).astype(np.float64))
+    assert (found.base, found.scaling) == (5e5, declared)
+    assert len(seen) < 200
+    assert max(seen) <= recover.MOST_PAIRS

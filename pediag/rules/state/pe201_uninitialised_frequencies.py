@@ -148,6 +148,7 @@ class _Looked:
         self.trace = trace
         self.judged = 0
         self.unknown = ""
+        self._known: dict[Node, Bad | None] = {}
 
     def suspects(self) -> Iterator[Suspect]:
         """Everything that is wrong, in the order it is met."""
@@ -170,7 +171,7 @@ class _Looked:
         numbers = _angles.factor_of(self.trace, factor)
         modules = tuple(encoding.modules)
         if numbers is not None and factor is not None:
-            bad = fault(single(numbers), self.facets, factor.trainable)
+            bad = self._fault(factor, single(numbers))
             if bad is not None and not _formula(encoding.frequencies, self.facets):
                 pairs = single(numbers).size
                 yield Suspect(bad, pairs, module, frame, _name(factor), encoding.id, modules)
@@ -185,6 +186,12 @@ class _Looked:
                 bad, encoding.frequencies.size, module, frame, name, encoding.id, modules, table=True
             )
 
+    def _fault(self, factor: Node, numbers: Floats) -> Bad | None:
+        """:func:`fault` of a factor, judged once however many sites it turns."""
+        if factor not in self._known:
+            self._known[factor] = fault(numbers, self.facets, factor.trainable)
+        return self._known[factor]
+
     def _of_site(self, site: Site) -> Iterator[Suspect]:
         """A product that is no rotation: by the frequencies in its program, else by the table it reads."""
         from pediag.encodings import program
@@ -195,7 +202,7 @@ class _Looked:
             numbers = _angles.factor_of(self.trace, factor)
             if numbers is not None and factor is not None:
                 self.judged += 1
-                bad = fault(single(numbers), self.facets, factor.trainable)
+                bad = self._fault(factor, single(numbers))
                 product = _angles.product_of(phase, factor) or site.result
                 frame = product.frame or site.frame
                 if bad is not None:
@@ -327,15 +334,20 @@ def fault(w: Floats, facets: Facets, trained: bool) -> Bad | None:
     w = -w if (w <= 0).all() else w
     if trained or _evenly_spaced(w) or _formula(w, facets):
         return None
-    turning = int(np.flatnonzero(w)[-1]) + 1
-    for index, value in enumerate(w[:turning]):
-        if value <= 0 or value > (_angles.LARGEST if index == 0 else max(_angles.LARGEST, w[0])):
-            return Bad(index, float(value), "is outside (0, 1]")
-        if value < SMALLEST:
-            return Bad(index, float(value), "is smaller than any base gives")
-        if index and value > w[index - 1] * (1 + SLACK):
-            return Bad(index, float(value), "is larger than the one before")
-    return None
+    return _unsound(w[: int(np.flatnonzero(w)[-1]) + 1])
+
+
+def _unsound(w: Floats) -> Bad | None:
+    """The first of finite frequencies (P,) that is out of range or rises."""
+    outside = (w <= 0) | (w > max(_angles.LARGEST, w[0]))
+    outside[0] |= w[0] > _angles.LARGEST
+    rises = np.diff(w, prepend=w[0]) > SLACK * np.roll(w, 1)
+    wrong = outside | (w < SMALLEST) | rises
+    if not wrong.any():
+        return None
+    index = int(wrong.argmax())
+    small = "is smaller than any base gives" if w[index] < SMALLEST else "is larger than the one before"
+    return Bad(index, float(w[index]), "is outside (0, 1]" if outside[index] else small)
 
 
 def _formula(w: Floats, facets: Facets) -> bool:
