@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -86,19 +88,68 @@ def smallest_adequate_base(width: int, length: int, least: float = 0.0) -> float
 
     None when none is below 1e12. Above it there are bases that fail again, so a base must be judged by
     :func:`first_negative`, never by comparing it with this one. Found on a logarithmic grid, refined by
-    bisection, verified by :func:`first_negative`. Men et al. 2405.14591; Su, kexue.fm/archives/10122.
+    bisection, verified by :func:`first_negative`. Stretches of the grid that were walked once, for a width and a
+    length, are not walked again for another ``least``. Men et al. 2405.14591; Su, kexue.fm/archives/10122.
     """
     width, length = even(width, "width"), integer(length, "length", least=2)
-    base = below = max(length * FIRST_BASE, 2.0, least)
-    dips: list[int] = []
-    while base <= LARGEST_BASE:
-        w = inverse_frequencies(base, width)
-        if not _still_negative(w, length, dips):
-            dips = _dips(w, length)
-            if not dips:
-                return _refine(below, base, width, length)
-        below, base = base, base * (1.0 + (GRID_STEP if base < FINE_UNTIL * length else COARSE_STEP))
-    return None
+    first = max(length * FIRST_BASE, 2.0)
+    if least <= first:
+        return _grid(width, length).above(first)
+    if least <= LARGEST_BASE and first_negative(inverse_frequencies(least, width), length) is None:
+        return least
+    return _grid(width, length).above(least)
+
+
+@dataclass(slots=True)
+class _Grid:
+    """The bases tried for one width and length, and what was found: from ``start`` on none is adequate up to a base.
+
+    ``runs`` holds (first base, the adequate base that ends the run, None where none does below ``LARGEST_BASE``).
+    """
+
+    width: int
+    length: int
+    runs: list[tuple[float, float | None]] = field(default_factory=list)
+
+    def above(self, least: float) -> float | None:
+        """The first adequate base of the grid that is ``least`` or more, refined."""
+        known = self._known(least)
+        if known is not None:
+            return known[0]
+        base = below = least
+        dips: list[int] = []
+        found: float | None = None
+        while base <= LARGEST_BASE:
+            w = inverse_frequencies(base, self.width)
+            if not _still_negative(w, self.length, dips):
+                dips = _dips(w, self.length)
+                if not dips:
+                    found = _refine(below, base, self.width, self.length)
+                    break
+            below, base = base, self._after(base)
+            known = self._known(base)
+            if known is not None:
+                found = known[0]
+                break
+        self.runs.append((least, found))
+        return found
+
+    def _known(self, base: float) -> tuple[float | None] | None:
+        """What ends the run that ``base`` lies in, as the one item of a tuple; None where it lies in none."""
+        return next(((end,) for start, end in self.runs if start <= base <= (end or math.inf)), None)
+
+    def _after(self, base: float) -> float:
+        """The next base of the grid, whatever the one before: a power of the step times the first base."""
+        first = max(self.length * FIRST_BASE, 2.0)
+        fine = FINE_UNTIL * self.length
+        step, origin = (GRID_STEP, first) if base < fine else (COARSE_STEP, fine)
+        index = math.floor(math.log(base / origin) / math.log1p(step) + 1e-6) + 1
+        return float(origin * (1.0 + step) ** index)
+
+
+@lru_cache(maxsize=64)
+def _grid(width: int, length: int) -> _Grid:
+    return _Grid(width, length)
 
 
 def _dips(w: FloatArray, length: int) -> list[int]:

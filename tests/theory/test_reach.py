@@ -131,6 +131,38 @@ def test_adequacy_is_not_monotone_in_the_base() -> None:
     assert any(reach.first_negative(inverse_frequencies(b, 128), 4096) is not None for b in above)
 
 
+def test_a_stretch_of_bases_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred bases below the adequate one cost one search, whatever their order, and get one answer."""
+    tried: list[float] = []
+    judge = reach._still_negative
+
+    def counting(w: reach.FloatArray, length: int, dips: list[int]) -> bool:
+        tried.append(float(w[1]))
+        return judge(w, length, dips)
+
+    monkeypatch.setattr(reach, "_still_negative", counting)
+    reach._grid.cache_clear()
+    answer = reach.smallest_adequate_base(64, 512)
+    assert answer is not None
+    once = len(tried)
+    bases = [float(b) for b in np.geomspace(600.0, 0.99 * answer, 100)]
+    assert {reach.smallest_adequate_base(64, 512, b) for b in bases} == {answer}
+    assert len(tried) == once
+    reach._grid.cache_clear()
+    tried.clear()
+    found = {reach.smallest_adequate_base(64, 512, b) for b in reversed(bases)}
+    assert max(found) / min(found) < 1 + 1e-6
+    assert len(tried) <= once + len(bases)
+
+
+def test_a_base_that_is_asked_for_and_adequate_is_the_answer() -> None:
+    assert reach.smallest_adequate_base(128, 4096, 5e4) == 5e4
+    above = reach.smallest_adequate_base(128, 4096, 5.7e4)
+    assert above is not None
+    assert 5.7e4 < above < 5.9e4, "the last failing base at 4,096 tokens is 5.9e4"
+    assert reach.first_negative(inverse_frequencies(5.7e4, 128), 4096) is not None
+
+
 def test_one_pair_is_never_adequate() -> None:
     assert reach.smallest_adequate_base(2, 100) is None
 

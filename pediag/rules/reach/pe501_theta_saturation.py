@@ -225,6 +225,7 @@ def adequate_base(width: int, length: int, least: float = 0.0) -> str:
     return _rounded_up(base, width, length)
 
 
+@cache
 def _rounded_up(base: float, width: int, length: int) -> str:
     """The next number of four digits that is adequate too."""
     step = 10.0 ** (math.floor(math.log10(base)) - 3)
