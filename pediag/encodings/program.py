@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pediag.trace.evaluate import Evaluator, Lane, Unavailable
+from pediag.trace.evaluate import BUDGET, Evaluator, Lane, Unavailable
 from pediag.trace.graph import Node, Provenance, ancestors, nodes_in, op_name
 from pediag.trace.numbers import varies
 from pediag.trace.operators import describe
@@ -293,7 +293,7 @@ def lookup(value: Node | Term, lengths: Lengths | None = None, *, computed: bool
     try:
         ones = term.value(evaluator, {source: torch.ones((), dtype=torch.float64).expand(source.shape)})
         for axis in (k for k, size in enumerate(source.shape) if size > 1):
-            numbered = term.value(evaluator, {source: _ramp(source.shape, axis)})
+            numbered = term.value(evaluator, {source: ramp(source.shape, axis)})
             found = _rows(numbered, ones, lengths or _seen_lengths(term.root))
             if found is not None:
                 picked, tokens = found
@@ -309,8 +309,13 @@ def _seen_lengths(node: Node) -> Lengths:
     return Lengths({node.shape[axis] for axis in node.moving}, 0)
 
 
-def _ramp(shape: tuple[int, ...], axis: int) -> torch.Tensor:
-    """Row numbers along ``axis``, in float64, without memory of their own for the other axes."""
+def ramp(shape: tuple[int, ...], axis: int) -> torch.Tensor:
+    """Row numbers along ``axis``, in float64, without memory of their own for the other axes.
+
+    Raises Unavailable where there are more rows than a position value may have elements.
+    """
+    if shape[axis] > BUDGET:
+        raise Unavailable(f"a table of {shape[axis]:,} rows is above the budget of {BUDGET:,}")
     view = [1] * len(shape)
     view[axis] = -1
     return torch.arange(shape[axis], dtype=torch.float64).view(view).expand(shape)

@@ -193,21 +193,21 @@ def _rows(trace: Trace, term: Term, leaf: Node, axis: int) -> NDArray[np.float64
     """
     import torch
 
-    from pediag.encodings.program import token_axis
+    from pediag.encodings.program import ramp, token_axis
     from pediag.trace.evaluate import Evaluator
 
-    view = [-1 if k == axis else 1 for k in range(len(leaf.shape))]
-    ramp = torch.arange(leaf.shape[axis], dtype=torch.float64).view(view).expand(leaf.shape)
+    one_row = ramp(leaf.shape, axis)[tuple(slice(None if k == axis else 1) for k in range(len(leaf.shape)))]
     evaluator = Evaluator(_wide())
     zero, one, number, double = (
-        term.value(evaluator, {leaf: value}) for value in (ramp * 0, ramp * 0 + 1, ramp, ramp * 2)
+        term.value(evaluator, {leaf: value.expand(leaf.shape)})
+        for value in (one_row * 0, one_row * 0 + 1, one_row, one_row * 2)
     )
     linear = torch.allclose(double - zero, 2 * (number - zero), rtol=1e-6, atol=1e-6)
     where = token_axis(number - zero, trace.lengths)
     if not linear or where is None or where[1] != "sequence":
         return None
-    weights, numbers = (_by_token(part - zero, where[0]) for part in (one, number))
-    return _quotient(weights, numbers)
+    weights, rows = (_by_token(part - zero, where[0]) for part in (one, number))
+    return _quotient(weights, rows)
 
 
 def _wide() -> Lane:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pediag
 from tests.rules.reach._reach import FIXTURES, cases, findings, points_at_the_mark
 
 STEM = "pe505_table_resampled"
@@ -88,3 +90,40 @@ def test_a_vision_model_at_another_resolution(side: int, found: list[str]) -> No
     assert [finding.severity for finding in told] == found
     # 24 x 24 patches and the class token.
     assert all("577 places" in finding.message for finding in told)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "absurd"),
+    [
+        ("RoFormerModel", {"max_position_embeddings": 1 << 30}),
+        ("T5EncoderModel", {"relative_attention_num_buckets": 1 << 30}),
+    ],
+)
+def test_tables_of_absurdly_many_rows_are_not_counted(
+    architecture: str, absurd: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row numbers of 2^30 rows are 8.6 GB; no value of positions above the budget is ever made."""
+    from pediag.encodings import program
+    from pediag.trace import Unavailable
+
+    rows: list[int] = []
+    counted = program.ramp
+
+    def noted(shape: tuple[int, ...], axis: int) -> torch.Tensor:
+        rows.append(shape[axis])
+        return counted(shape, axis)
+
+    monkeypatch.setattr(program, "ramp", noted)
+    transformers = pytest.importorskip("transformers")
+    shape = {"num_hidden_layers": 1, "num_layers": 1, "vocab_size": 97, "d_model": 64, "hidden_size": 64}
+    shape |= {"num_attention_heads": 2, "num_heads": 2, "d_kv": 32, "d_ff": 64, "intermediate_size": 64}
+    values = getattr(transformers, architecture).config_class(**shape, **absurd).to_dict()
+    (tmp_path / "config.json").write_text(
+        json.dumps({**values, "architectures": [architecture]}, default=str)
+    )
+    (outcome,) = pediag.check(tmp_path, select=["PE505"], seq_len=64).outcomes
+    assert max(rows) == 1 << 30
+    with pytest.raises(Unavailable, match="above the budget"):
+        counted((1 << 30, 64), 0)
+    assert "memory" not in outcome.reason
+    assert not outcome.findings
