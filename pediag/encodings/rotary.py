@@ -8,35 +8,20 @@ vectors, it is a rotation, and pairing, width, frequencies, sense and attention 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from pediag.encodings import program
 from pediag.encodings.model import Encoding, Rotary, Table
+from pediag.encodings.regions import Region, Regions, feature_width
 from pediag.encodings.turning import Turn, turn
 from pediag.theory.frequencies import inverse_frequencies
 from pediag.theory.recover import Recovered, identify
-from pediag.trace import Evaluator, Node, Provenance, Site, Trace, Unavailable
-from pediag.trace.graph import nodes_in
+from pediag.trace import Evaluator, Node, Provenance, Trace, Unavailable
 from pediag.trace.lanes import Float64
 
-_KINDS = frozenset(("rotary", "bilinear", "opaque"))
-_PROJECTIONS = frozenset(
-    ("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm")
-)
-_JOINING = frozenset(
-    "add sub cat stack view _unsafe_view transpose permute unsqueeze squeeze select slice clone _to_copy expand "
-    "neg getitem view_as_real view_as_complex complex write mutate real imag alias t split unbind "
-    "_reshape_alias".split()
-)
-_SPLITTING = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "tensor_split"))
-_REARRANGING = _SPLITTING | frozenset(
-    "view _unsafe_view _to_copy clone transpose permute unsqueeze squeeze getitem slice select expand alias "
-    "view_as_complex complex t _reshape_alias unflatten detach".split()
-)
 # Radians: an offset below this is noise of cosines stored in float32.
 _EVEN = 2e-4
 # Relative error of a base that is read off float32 cosines; published odd bases are farther from round ones.
@@ -44,22 +29,9 @@ _BASE_NOISE = 2e-7
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(slots=True)
-class Region:
-    """The operations between ``after`` and the values it may start from, and the sites among them."""
-
-    starts: list[Node]
-    after: Node
-    operand: Node
-    sites: list[Site]
-    applications: int
-    onward: list[Node] = field(default_factory=list)
-    roles: set[str] = field(default_factory=set)
-
-
 def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
     """Every rotation of ``trace``; the sites that it explains are added to ``claimed``."""
-    finder = _Finder(trace)
+    finder = Finder(trace)
     found: dict[object, Rotary | None] = {}
     encodings: dict[int, Rotary] = {}
     owners: dict[int, Rotary] = {}
@@ -87,158 +59,18 @@ def _use(encoding: Rotary, region: Region) -> None:
     encoding.applied_to = tuple(sorted({*encoding.applied_to, *region.roles}, key="qkv".index))
 
 
-class _Finder:
+class Finder(Regions):
+    """Reads the rotation of each region off a replay in float64."""
+
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        super().__init__(trace)
         self.reference = Evaluator(Float64())
-        self.sites: dict[Node, Site] = {s.result: s for s in trace.graph.sites if s.kind in _KINDS}
-
-    # -- where ----------------------------------------------------------------------------------------------
-
-    def regions(self) -> Iterator[Region]:
-        """One region for each operand of an attention that positions reach, then for what is left over."""
-        seen: set[int] = set()
-        for attention in self.trace.graph.attentions:
-            operands = [("q", attention.query), ("k", attention.key)]
-            if attention.value is not None:
-                operands.append(("v", attention.value))
-            for role, operand in operands:
-                region = self._region(operand)
-                if region is not None:
-                    region.roles.add(role)
-                    seen.update(id(site) for site in region.sites)
-                    yield region
-        left = [site for site in self.sites.values() if id(site) not in seen]
-        for operand in self._ends(left):
-            region = self._region(operand)
-            if region is not None:
-                yield region
-
-    def _region(self, operand: Node) -> Region | None:
-        members = self._local(operand)
-        sites = sorted(
-            (self.sites[node] for node in members if node in self.sites), key=lambda site: site.result.index
-        )
-        sites = [site for site in sites if self._by_channel(site)] or sites
-        if not sites:
-            return None
-        before = self._common_source(sites, members)
-        after = self._common_result(sites, members)
-        if before is None or after is None:
-            return None
-        starts = self._starts(before, members, _feature_width(operand, self.trace.lengths.sequence))
-        applications = self._applications(sites, members)
-        return Region(starts or [before], after, operand, sites, applications, self._onward(after, members))
-
-    def _by_channel(self, site: Site) -> bool:
-        """Whether channels are treated differently; one factor for a whole token is no rotation."""
-        moving = self.trace.lengths.moving
-        return any(size > 1 and size not in moving for node in site.position for size in node.shape)
-
-    def _onward(self, after: Node, members: set[Node]) -> list[Node]:
-        """What becomes of ``after`` by moving its channels, up to where it is joined with something else."""
-        found: list[Node] = []
-        node = after
-        while True:
-            users = [user for user in members if any(item is node for item in user.inputs())]
-            if len(users) != 1 or users[0].op_name not in _REARRANGING:
-                return found
-            node = users[0]
-            found.append(node)
-
-    def _local(self, operand: Node) -> set[Node]:
-        """Content computed from ``operand`` back to the projections that made it."""
-        members: set[Node] = set()
-        pending = [operand]
-        while pending:
-            node = pending.pop()
-            if node in members or node.provenance is not Provenance.CONTENT:
-                continue
-            members.add(node)
-            if not self._is_projection(node):
-                pending.extend(node.inputs())
-        return members
-
-    def _is_projection(self, node: Node) -> bool:
-        if node.op_name in _PROJECTIONS:
-            return True
-        return node.op_name in ("bmm", "baddbmm") and node not in self.sites
-
-    def _closure(self, nodes: Iterable[Node], members: set[Node]) -> set[Node]:
-        seen: set[Node] = set()
-        pending = [node for node in nodes if node in members]
-        while pending:
-            node = pending.pop()
-            if node not in seen:
-                seen.add(node)
-                if not self._is_projection(node):
-                    pending.extend(item for item in node.inputs() if item in members)
-        return seen
-
-    def _common_source(self, sites: list[Site], members: set[Node]) -> Node | None:
-        closures = [self._closure([node], members) for site in sites for node in site.content]
-        shared = set.intersection(*closures) if closures else set()
-        return max(shared, key=lambda node: node.index, default=None)
-
-    def _common_result(self, sites: list[Site], members: set[Node]) -> Node | None:
-        wanted = {site.result for site in sites}
-        for node in sorted(members, key=lambda node: node.index):
-            if node.index >= max(item.index for item in wanted) and wanted <= self._closure([node], members):
-                return node
-        return None
-
-    def _starts(self, source: Node, members: set[Node], width: int) -> list[Node]:
-        """Real tensors that ``source`` only rearranges: one of the head's width, then the nearest."""
-        chain = [source]
-        while chain[-1].dtype.is_complex or chain[-1].op_name in _REARRANGING:
-            inputs = [node for node in chain[-1].inputs() if node in members]
-            if not inputs:
-                break
-            shared = set.intersection(*(self._closure([node], members) for node in inputs))
-            if not shared:
-                break
-            chain.append(max(shared, key=lambda node: node.index))
-        usable = [node for node in chain if node.op_name not in _SPLITTING] or [source]
-        real = [node for node in usable if not node.dtype.is_complex] or usable
-        whole = [node for node in real if node.shape[-1] == width and self._has_sequence(node)]
-        return list(dict.fromkeys([*whole[:1], *(node for node in real if self._has_sequence(node))]))[:2]
-
-    def _has_sequence(self, node: Node) -> bool:
-        return any(size in self.trace.lengths.sequence for size in node.shape[:-1])
-
-    def _applications(self, sites: list[Site], members: set[Node]) -> int:
-        """How often positions are multiplied in along one path."""
-        depth: dict[Node, int] = {}
-        for site in sites:
-            below = self._closure(site.content, members)
-            depth[site.result] = 1 + max([depth[node] for node in below if node in depth], default=0)
-        return max(depth.values())
-
-    def _ends(self, sites: list[Site]) -> list[Node]:
-        """The last values that are still made of these joins by moving and adding."""
-        users: dict[Node, list[Node]] = {}
-        for node in self.trace.graph.nodes:
-            if node.provenance is Provenance.CONTENT:
-                for operand in nodes_in(node.args):
-                    users.setdefault(operand, []).append(node)
-        ends: dict[Node, None] = {}
-        for site in sites:
-            node = site.result
-            while True:
-                onward = [
-                    user for user in users.get(node, []) if user.op_name in _JOINING or user in self.sites
-                ]
-                if not onward:
-                    break
-                node = max(onward, key=lambda item: item.index) if len(onward) == 1 else onward[0]
-            ends[node] = None
-        return list(ends)
 
     # -- what -----------------------------------------------------------------------------------------------
 
     def signature(self, region: Region) -> object:
         """Equal for regions that compute the same map, so that equal layers are probed once."""
-        members = self._closure([region.after], self._local(region.operand))
+        members = self.closure([region.after], self.local(region.operand))
         start = min(node.index for node in region.starts)
         ordered = sorted((n for n in members if n.index >= start), key=lambda node: node.index)
         return tuple(
@@ -256,7 +88,12 @@ class _Finder:
 
     def recognise(self, region: Region) -> Rotary | None:
         """The rotation of a region, or None when it is none."""
-        given = self._positions(region)
+        turned = self.turned(region)
+        return self._encoding(region, turned) if turned is not None else None
+
+    def turned(self, region: Region) -> Turn | None:
+        """What the channels of a region do, or None when pairs of them do not turn."""
+        given = self.positions(region)
         if given is None:
             return None
         ends = dict.fromkeys((region.after, region.operand, *region.onward))
@@ -266,10 +103,10 @@ class _Finder:
                 continue
             turned = turn(*probe)
             if turned is not None:
-                return self._encoding(region, turned)
+                return turned
         return None
 
-    def _positions(self, region: Region) -> dict[Node, torch.Tensor] | None:
+    def positions(self, region: Region) -> dict[Node, torch.Tensor] | None:
         """The position operands as the model computes them; in float64 where its own are halves."""
         given = {}
         for site in region.sites:
@@ -347,7 +184,7 @@ class _Finder:
                 continue
             seen.add(node)
             if node.provenance is Provenance.CONTENT:
-                if self._is_projection(node):
+                if self.is_projection(node):
                     return False
                 pending.extend(node.inputs())
         return True
@@ -362,7 +199,7 @@ class _Finder:
         if found is not None and found.base is not None:
             found = replace(found, base=_written(found.base))
         phase = program.phase(position)
-        head = _feature_width(region.operand, self.trace.lengths.sequence)
+        head = feature_width(region.operand, self.trace.lengths.sequence)
         encoding = Rotary(
             frequencies=turned.frequencies,
             width=turned.width,
@@ -410,13 +247,6 @@ def _written(base: float) -> float:
     """The base that a person wrote, of one read off float32 cosines: its last digits are noise."""
     short = float(f"{base:.5e}")
     return short if abs(base - short) <= _BASE_NOISE * base else base
-
-
-def _feature_width(operand: Node, sequence: set[int]) -> int:
-    """Head width d of an attention operand, whether it is (.., N, d) or (.., d, N)."""
-    return (
-        operand.shape[-2] if operand.shape[-1] in sequence and len(operand.shape) > 1 else operand.shape[-1]
-    )
 
 
 def _table(position: Node) -> Table | None:

@@ -19,7 +19,10 @@ _STILL = 1e-9
 
 @dataclass(slots=True)
 class Turn:
-    """What two probes show: frequencies (r/2,) in radians per token, and how the channels pair."""
+    """What two probes show: frequencies (r/2,) in radians per token, and how the channels pair.
+
+    ``angles`` (N, r/2) grow along the sequence; ``sense`` is 1 where channel a turns towards its partner b, else -1.
+    """
 
     frequencies: Floats
     pairing: str
@@ -28,6 +31,7 @@ class Turn:
     offset: float
     even: bool
     angles: Floats
+    sense: float = 1.0
 
 
 def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
@@ -91,4 +95,5 @@ def _read(quotient: np.ndarray, pairing: str, width: int) -> Turn | None:
         offset=offset,
         even=leaves <= _EVEN_HALF,
         angles=np.asarray(sense * angles, dtype=np.float64),
+        sense=sense,
     )
