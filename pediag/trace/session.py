@@ -363,11 +363,21 @@ class Session:
         return node
 
     def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
+        with untouched(self.model):
+            return self.call(recorder, arguments, keywords, dict(self.fakes))[0]
+
+    def call(
+        self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any], tensors: dict[str, Any]
+    ) -> tuple[Failure | None, Any]:
+        """Run forward once under ``recorder``: why it stopped, and what it returned.
+
+        ``tensors`` stand for parameters and buffers and take up what forward puts in their place. What else it
+        changes stays, until the ``untouched`` that the caller has entered ends.
+        """
         with ExitStack() as stack:
             stack.enter_context(as_called())
             stack.enter_context(uncollected())
             stack.enter_context(quiet_kernels())
-            stack.enter_context(untouched(self.model))
             stack.enter_context(eager())
             stack.enter_context(module_paths(self.model, recorder.place))
             stack.enter_context(at_end(self.model, lambda: recorder.mark_kept(held(self.model))))
@@ -377,12 +387,10 @@ class Session:
             stack.enter_context(Functions(recorder))
             try:
                 if self.abstract:
-                    self.model(*arguments, **keywords)
-                else:
-                    torch.func.functional_call(self.model, dict(self.fakes), tuple(arguments), keywords)
+                    return None, self.model(*arguments, **keywords)
+                return None, torch.func.functional_call(self.model, tensors, tuple(arguments), keywords)
             except Exception as error:
-                return stopped(recorder, error)
-        return None
+                return stopped(recorder, error), None
 
     def _lengths(self, candidate: Candidate, sizes: Sizes) -> Lengths:
         tensors = [item for item in candidate.inputs() if not item.literal]
