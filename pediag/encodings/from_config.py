@@ -1,6 +1,6 @@
 """What a configuration declares of positions, without building the model. Imports no torch.
 
-A value that only the class of a model would fill in is not declared, and not made up here.
+What the class of a model fills in where a published config leaves it out is filled in here too, and told as such.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import numpy as np
 from pediag.encodings.grouping import number, rotary_title
 from pediag.encodings.model import Alibi, Bucketed, Encoding, Floats, Learned, Rotary, Seen
 from pediag.targets import Config
-from pediag.targets.declaration import TEXT, RopeDeclaration, declarations
+from pediag.targets.class_defaults import releases
+from pediag.targets.completed import Completed, completed
+from pediag.targets.declaration import TEXT, RopeDeclaration
 from pediag.theory._checks import TheoryError
 from pediag.theory.alibi import BIAS_EXPONENT, slopes
 from pediag.theory.frequencies import rope_type, scaled
@@ -30,6 +32,13 @@ UNROTATED_LAYERS = ("no_rope_layers", "no_rope_layer_interval", "nope_layer_inte
 LOCAL_ONLY = frozenset(("cohere2", "exaone4", "afmoe"))
 """Types whose layers of full attention are not rotated (model cards of Command R7B, EXAONE 4, AFM)."""
 
+
+ASSUMED = {
+    "base": {"rope_theta"},
+    "width": {"head_dim", "hidden_size", "num_attention_heads", "qk_rope_head_dim", "qk_nope_head_dim"},
+    "share": {"partial_rotary_factor"},
+}
+"""Names in titles of what a class may fill in, and the keys of each."""
 
 LEARNED = {
     "gpt2": "n_positions",
@@ -57,9 +66,9 @@ def read(config: Config, seq_len: int | None = None) -> list[Encoding]:
     Declarations that cannot be meant (an odd width, a base of 0) give none: judging them is the rules' work.
     """
     found: list[Encoding] = []
-    spoken: dict[str, list[RopeDeclaration]] = {}
-    for one in declarations(config):
-        spoken.setdefault(one.section, []).append(one)
+    spoken: dict[str, list[Completed]] = {}
+    for one in completed(config):
+        spoken.setdefault(one.declared.section, []).append(one)
     for path, values in config.sections():
         if all(part in TEXT for part in path.split(".") if part):
             found += _section(config, path, values, spoken.get(path, []), seq_len)
@@ -118,14 +127,15 @@ def _agree(said: Encoding, found: Encoding) -> bool:
 
 
 def _section(
-    config: Config, path: str, values: Values, spoken: list[RopeDeclaration], seq_len: int | None
+    config: Config, path: str, values: Values, spoken: list[Completed], seq_len: int | None
 ) -> Iterator[Encoding]:
     if (alibi := _alibi(config, path, values)) is not None:
         yield alibi
         return
-    for declared in spoken:
-        rotary = _rotary(config, values, declared, seq_len)
+    for one in spoken:
+        rotary = _rotary(config, values, one.declared, seq_len)
         if rotary is not None:
+            _tell(rotary, one, config)
             yield rotary
     yield from _bucketed(config, path, values)
     yield from _learned(config, path, values)
@@ -158,9 +168,23 @@ def _rotary(config: Config, values: Values, declared: RopeDeclaration, seq_len: 
         source_file=config.source,
         source_line=config.line_of(declared.base.path),
     )
-    made.parameters["declared_as"] = declared.base.path
+    if declared.base.path:
+        made.parameters["declared_as"] = declared.base.path
     made.title = rotary_title(made)
     return made
+
+
+def _tell(rotary: Rotary, one: Completed, config: Config) -> None:
+    """Say on an encoding what of it is not declared but assumed by the class of the type."""
+    if not one.assumed:
+        return
+    rotary.parameters["not_declared"] = dict(one.assumed)
+    what = [name for name, keys in ASSUMED.items() if keys & set(one.assumed)]
+    who = f"class default of {one.kind} in transformers {releases()[0]}"
+    rotary.title += f"; {' and '.join(what)}: {who}, not declared"
+    if rotary.source_line is None:
+        place = one.declared.section
+        rotary.source_line = config.line_of(f"{place}.model_type" if place else "model_type")
 
 
 def scaling_of(declared: RopeDeclaration) -> dict[str, Any]:

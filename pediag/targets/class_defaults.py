@@ -7,11 +7,14 @@ is first asked for. Imports no torch and no transformers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pediag.targets.config import Config
+from pediag.targets.declaration import TEXT
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -77,6 +80,11 @@ def assumed(model_type: str) -> Assumed | None:
     )
 
 
+def rotary_types() -> tuple[str, ...]:
+    """Every type of model whose class has a rotary encoding of text."""
+    return tuple(_table()["rotary"])
+
+
 def _by_layer(value: float | Mapping[str, float]) -> Mapping[str, float]:
     return value if isinstance(value, Mapping) else {"": value}
 
@@ -94,6 +102,23 @@ def sections(model_type: str) -> Mapping[str, str]:
     """The sections of a composite type that are rotary models of text -> the type that each is where it says none."""
     entry = _table()["composite"].get(model_type)
     return entry["sections"] if entry else {}
+
+
+def models_of_text(config: Config) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Every model of text in a config, outermost first: its dotted path, its keys, and its type, empty for none.
+
+    A section that says no type is of the one that the class of the whole takes for it.
+    """
+    yield from _below("", config.values, str(config.get("model_type") or ""))
+
+
+def _below(path: str, values: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    yield path, values, kind
+    inside = sections(kind)
+    for name, part in values.items():
+        if isinstance(part, Mapping) and name in TEXT:
+            said = part.get("model_type") or inside.get(name) or ""
+            yield from _below(f"{path}.{name}" if path else name, part, str(said))
 
 
 def hands_down(model_type: str) -> tuple[str, ...]:

@@ -202,6 +202,11 @@ def with_widths(config: Config) -> list[RopeDeclaration]:
         if path not in found and all(part in TEXT for part in path.split(".") if part):
             around = _model(config, path, values)
             if any(key in around for key in WIDTHS):
-                model_type = str(values.get("model_type") or config.get("model_type") or "")
-                spoken.append(RopeDeclaration(path, "", model_type, None, None, {}, around))
+                spoken.append(undeclared(config, path, values))
     return spoken
+
+
+def undeclared(config: Config, path: str, values: Values, model_type: str = "") -> RopeDeclaration:
+    """A declaration of the section at ``path`` that says neither base nor type, with what its object says."""
+    kind = model_type or str(values.get("model_type") or config.get("model_type") or "")
+    return RopeDeclaration(path, "", kind, None, None, {}, _model(config, path, values))

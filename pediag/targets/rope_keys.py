@@ -174,6 +174,27 @@ OWN_SHARE: Mapping[str, float | None] = {
 }
 """Type of model -> share of a head that turns where the config writes none; None where it is odd or layers differ."""
 
+LATENT: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(
+        "axk1 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text".split(), (64, 128)
+    ),
+    **dict.fromkeys("longcat_flash sarvam_mla youtu".split(), (64, 128)),
+    **dict.fromkeys("glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text".split(), (64, 192)),
+    **dict.fromkeys("mistral4 mistral_large4_text".split(), (64, 64)),
+    **dict.fromkeys("axk2 minicpm3".split(), (32, 64)),
+}
+"""Type of model with latent attention -> channels of a head that turn and that do not, where the config writes none."""
+
+OWN_BASE: Mapping[str, float] = {"gptj": 10000.0, "codegen": 10000.0}
+"""Type of model -> the base in its class's code, which no key changes (``create_sinusoidal_positions``)."""
+
+UNLIKE_LAYERS = frozenset(
+    """deepseek_v4 diffusion_gemma_text embedding_gemma2_text gemma4_text gemma4_unified_text neucodec qwen2_5_omni_dit
+    timesfm2_5 voxtral_realtime_encoder xcodec2""".split()
+)
+"""Types of model of which layers differ in width, or whose class takes the width from keys of its own: where a config
+leaves keys out, nothing is filled in for them."""
+
 REFUSES = frozenset(
     """arcee aria_text deepseek_ocr2_text esmc eurobert exaone gpt_neox gradium_phonon_tts hyperclovax jais2 llama
     pocket_tts ultrabert unlimited_ocr_text""".split()

@@ -14,7 +14,7 @@ import pytest
 
 import pediag
 from pediag.encodings import Alibi, Bucketed, Learned, Rotary, Seen, declared
-from pediag.targets import Config
+from pediag.targets import Config, class_defaults
 
 MODELS = json.loads((Path(__file__).parents[1] / "data" / "model_configs.json").read_text())
 HERE = {"hidden_size": 512, "num_attention_heads": 8}
@@ -163,7 +163,8 @@ def test_alibi() -> None:
         (found,) = declared(Config(values))
         assert isinstance(found, Alibi)
         np.testing.assert_allclose(found.slopes, eight)
-    assert declared(Config({"model_type": "gpt_neox", "use_alibi": True, "num_attention_heads": 8})) == []
+    neox = declared(Config({"model_type": "gpt_neox", "use_alibi": True, "num_attention_heads": 8}))
+    assert not [one for one in neox if isinstance(one, Alibi)]
 
 
 def test_learned_tables_and_buckets() -> None:
@@ -251,6 +252,124 @@ def test_the_frequencies_that_transformers_builds(scaling: dict[str, Any]) -> No
     built, _ = functions[scaling["rope_type"]](config, "cpu", seq_len=8192)
     said = only({**HERE, "max_position_embeddings": 2048, "rope_parameters": parameters}, 8192)
     np.testing.assert_allclose(said.frequencies, built.double().numpy(), rtol=1e-5)
+
+
+PUBLISHED: tuple[tuple[str, dict[str, Any], list[tuple[str, float, int, int, float]]], ...] = (
+    (
+        "meta-llama/Llama-2-7b-hf, first revision",
+        {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "rope_scaling": None},
+        [("", 1e4, 128, 128, 1.0)],
+    ),
+    (
+        "google/gemma-3-4b-it",
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "hidden_size": 2560,
+                "model_type": "gemma3_text",
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+        },
+        [("full attention layers", 1e6, 256, 256, 8.0), ("sliding attention layers", 1e4, 256, 256, 1.0)],
+    ),
+    (
+        "lmsys/longchat-7b-16k",
+        {**HERE, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": 8.0}},
+        [("", 1e4, 64, 64, 8.0)],
+    ),
+    (
+        "tiiuae/falcon-7b",
+        {"model_type": "falcon", "alibi": False, "hidden_size": 4544, "num_attention_heads": 71},
+        [("", 1e4, 64, 64, 1.0)],
+    ),
+    (
+        "EleutherAI/gpt-j-6b",
+        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64},
+        [("", 1e4, 64, 256, 1.0)],
+    ),
+    (
+        "a GPT-NeoX without its share",
+        {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64, "rotary_emb_base": 10000},
+        [("", 1e4, 24, 96, 1.0)],
+    ),
+    (
+        "a Qwen3 without its head",
+        {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "rope_theta": 1e6},
+        [("", 1e6, 128, 128, 1.0)],
+    ),
+    (
+        "llava, whose section names no type",
+        {"model_type": "llava", "text_config": {**HERE, "vocab_size": 32064}},
+        [("", 1e4, 64, 64, 1.0)],
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), PUBLISHED, ids=[item[0] for item in PUBLISHED])
+def test_what_a_class_fills_in(name: str, values: dict[str, Any], expected: list[Any]) -> None:
+    """The numbers that the classes of transformers take where these files say nothing."""
+    found = rotations(values)
+    assert [(one.layers, one.width, one.head_width) for one in found] == [
+        (layers, width, head) for layers, _, width, head, _ in expected
+    ]
+    for one, (_, base, width, _, factor) in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.frequencies, plain(base, width) / factor, rtol=1e-12)
+        assert one.parameters["not_declared"]
+        assert one.title.endswith("not declared") and "class default of" in one.title
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**HERE, "model_type": "llama", "rope_theta": None},
+        {**HERE, "model_type": "llama", "rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+        {**HERE, "model_type": "llama", "auto_map": {"AutoModel": "modeling.Model"}},
+        {**HERE, "model_type": "no-such-type"},
+        {"model_type": "llama"},
+        {**HERE, "model_type": "gpt_oss"},
+        {**HERE, "model_type": "falcon", "alibi": True},
+        {**HERE, "model_type": "opt"},
+    ],
+    ids=["null", "null inside", "own code", "unknown", "no model", "its own YaRN", "ALiBi", "not rotary"],
+)
+def test_what_no_class_fills_in(values: dict[str, Any]) -> None:
+    assert rotations(values) == []
+
+
+def test_all_declared_is_told_as_such() -> None:
+    one = only({**HERE, "model_type": "llama", "rope_theta": 1e4})
+    assert "not_declared" not in one.parameters
+    assert "declared" not in one.title
+
+
+def test_classes_fill_in_what_transformers_builds() -> None:
+    """For every rotary class: base, type and width of a config that gives its sizes alone."""
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4}
+    seen = 0
+    for kind in class_defaults.rotary_types():
+        try:
+            config = mapping[kind](**sizes)
+        except Exception:  # a class that refuses these sizes
+            continue
+        rope = config.rope_parameters or {}
+        nested = {name.replace("_", " "): part for name, part in rope.items() if isinstance(part, dict)}
+        parts = nested or {"": rope}
+        for one in rotations({"model_type": kind, **sizes}):
+            part = parts[one.layers.removesuffix(" layers")]
+            assert (one.parameters["base"], one.parameters["scaling"]["rope_type"]) == (
+                part["rope_theta"],
+                part["rope_type"],
+            ), kind
+            own = config.to_dict()
+            head = own.get("qk_rope_head_dim") or own.get("head_dim") or own.get("kv_channels") or 128
+            partial = "qk_rope_head_dim" not in own and part["rope_type"] != "proportional"
+            share = part.get("partial_rotary_factor") or 1.0 if partial else 1.0
+            assert one.width == int(head * share), kind
+            seen += 1
+    assert seen > 150
 
 
 def test_a_config_is_checked_without_torch(tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pediag.encodings.from_config import head_and_width
 from pediag.targets import Config
-from pediag.targets.class_defaults import Assumed, assumed, known, sections, turns
-from pediag.targets.declaration import BASES, SCALINGS, TEXT, RopeDeclaration, Said, declarations
-
-SIZES = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "num_hidden_layers", "n_layer")
-"""Keys of which an object that describes a whole model has at least one."""
+from pediag.targets.class_defaults import Assumed, assumed, known, models_of_text, turns
+from pediag.targets.completed import SIZES
+from pediag.targets.declaration import BASES, SCALINGS, RopeDeclaration, Said, declarations
 
 COMMON_WIDTH = 128
 """Channels of a head that turn in most models, for effects where the config does not tell."""
@@ -58,17 +56,8 @@ def parts(config: Config) -> list[Part]:
     spoken = declarations(config)
     return [
         Part(path, values, kind, tuple(one for one in spoken if one.section == path))
-        for path, values, kind in _typed("", config.values, str(config.get("model_type") or ""))
+        for path, values, kind in models_of_text(config)
     ]
-
-
-def _typed(path: str, values: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    yield path, values, kind
-    inside = sections(kind)
-    for name, part in values.items():
-        if isinstance(part, Mapping) and name in TEXT:
-            below = part.get("model_type") or inside.get(name) or ""
-            yield from _typed(f"{path}.{name}" if path else name, part, str(below))
 
 
 def scaling_object(part: Part) -> tuple[str, Mapping[str, Any]]:
