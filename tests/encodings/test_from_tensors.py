@@ -512,3 +512,22 @@ def test_a_file_that_vanished_passes_on() -> None:
 
     with pytest.raises(LoadError, match="vanished"):
         read({"w": LazyTensor("w", (32,), "float32", gone)})
+
+
+def test_many_small_tensors_are_told_by_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No formula is fitted to lists that are above the lines of every published base or have other extremes."""
+    from pediag.encodings.from_tensors import biases, frequencies
+
+    fitted: list[str] = []
+    bases, near = frequencies._bases, biases.np.allclose
+    monkeypatch.setattr(frequencies, "_bases", lambda *given: fitted.append("bases") or bases(*given))
+    monkeypatch.setattr(frequencies, "identify", lambda w: fitted.append("identify"))
+    monkeypatch.setattr(
+        biases.np, "allclose", lambda *given, **how: fitted.append("slopes") or near(*given, **how)
+    )
+    drawn = torch.Generator().manual_seed(0)
+    state = {f"layers.{i}.norm.weight": 1 + 0.1 * torch.randn(16, generator=drawn) for i in range(300)}
+    state |= {f"layers.{i}.proj.bias": torch.randn(64, generator=drawn) for i in range(300)}
+    state |= {f"layers.{i}.scale": torch.rand(32, generator=drawn) + 0.1 for i in range(300)}
+    assert read(lazy(state)) == []
+    assert fitted == []

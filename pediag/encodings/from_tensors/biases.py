@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -51,16 +53,25 @@ def alibi_slopes(item: Stored, value: torch.Tensor) -> Alibi | None:
 
 
 def _named(given: Floats, dtype: str) -> str | None:
+    rtol = HALF_RTOL if dtype in HALVES else SLOPE_RTOL
+    size = np.abs(given)
+    published, ordered, geometric = _expected(given.size)
+    if not any(abs(size.min() - e.min()) <= 2 * rtol * e.min() for e in (ordered, geometric)):
+        return None
     if not np.isfinite(given).all() or not (np.all(given > 0) or np.all(given < 0)):
         return None
-    given = np.abs(given)
-    rtol = HALF_RTOL if dtype in HALVES else SLOPE_RTOL
-    expected = slopes(given.size)
-    if np.allclose(given, expected, rtol=rtol, atol=0.0):
+    if np.allclose(size, published, rtol=rtol, atol=0.0):
         return "published"
-    if np.allclose(np.sort(given), np.sort(expected), rtol=rtol, atol=0.0):
+    if np.allclose(np.sort(size), ordered, rtol=rtol, atol=0.0):
         return "published, reordered"
-    return "geometric" if np.allclose(given, geometric_slopes(given.size), rtol=rtol, atol=0.0) else None
+    return "geometric" if np.allclose(size, geometric, rtol=rtol, atol=0.0) else None
+
+
+@cache
+def _expected(heads: int) -> tuple[Floats, Floats, Floats]:
+    """(published slopes, the same from the smallest on, one geometric series) of so many heads, each (H,)."""
+    published = slopes(heads)
+    return published, np.sort(published), geometric_slopes(heads)
 
 
 def _alibi(item: Stored, found: Floats, named: str, form: str) -> Alibi:

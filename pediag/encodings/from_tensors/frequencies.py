@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,17 +99,26 @@ def reading(values: Floats, dtype: str = "float32") -> Reading | None:
 def once(values: Floats) -> tuple[Floats, str]:
     """(frequencies once per pair, pairing) of a list that may hold each twice: in halves or side by side."""
     half = values.size // 2
-    if values.size % 2 == 0 and values.size >= 2 * LEAST_PAIRS and np.unique(values).size > 2:
-        if np.array_equal(values[:half], values[half:], equal_nan=True):
-            return values[:half], "half"
-        if np.array_equal(values[::2], values[1::2], equal_nan=True):
-            return values[::2], "interleaved"
+    if values.size % 2 == 0 and values.size >= 2 * LEAST_PAIRS:
+        for first, second, pairing in (
+            (values[:half], values[half:], "half"),
+            (values[::2], values[1::2], "interleaved"),
+        ):
+            if _same(first, second) and np.unique(values).size > 2:
+                return first, pairing
     return values, ""
+
+
+def _same(first: Floats, second: Floats) -> bool:
+    """Whether two lists are equal, NaN to NaN; most differ in the entry that is looked at before all others."""
+    if first[-1] != second[-1] and not (np.isnan(first[-1]) and np.isnan(second[-1])):
+        return False
+    return bool(np.array_equal(first, second, equal_nan=True))
 
 
 def falling(w: Floats) -> bool:
     """Whether numbers are finite, fall from at most LARGEST, and stay above zero but for a tail of zeros."""
-    if not np.isfinite(w).all() or w.min() < 0 or not 0 < w[0] <= LARGEST:
+    if not 0 < w[0] <= LARGEST or not (w[1:] <= w[:-1]).all() or w[-1] < 0:
         return False
     turning = w[: int(np.count_nonzero(w))]
     normal = turning[turning > format_of("float16").smallest_normal]
@@ -164,9 +174,9 @@ def _mostly(w: Floats, dtype: str) -> Reading | None:
     """Frequencies of which one formula gives more than half, and few of the rest can be right."""
     if w.size < SURE_PAIRS:
         return None
-    sound = np.isfinite(w) & (w > 0) & (w <= LARGEST)
-    if np.count_nonzero(sound) * 2 <= w.size:
+    if np.count_nonzero((w > 0) & (w <= _ceiling(w.size))) * 3 < w.size * 2:
         return None
+    sound = np.isfinite(w) & (w > 0) & (w <= LARGEST)
     tolerance = _roundoff(w[sound], dtype)
     coarse = tolerance > 1e-4
     for base in _bases(w, sound):
@@ -186,6 +196,15 @@ def _mostly(w: Floats, dtype: str) -> Reading | None:
             )
             return Reading(w, base, {"rope_type": kind}, damaged=tuple(int(index) for index in bad))
     return None
+
+
+@cache
+def _ceiling(pairs: int) -> Floats:
+    """Above this (P,) no entry is on the lines of a published base, nor between them: those of the smallest, and 2 %.
+
+    No rounding is as coarse as that.
+    """
+    return 1.02 * inverse_frequencies(PUBLISHED_BASES[0], 2 * pairs)
 
 
 def _roundoff(w: Floats, dtype: str) -> float:

@@ -59,11 +59,11 @@ def _orientations(item: Stored, value: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _round(value: torch.Tensor) -> bool:
-    """Whether the pairs of a few rows lie on one circle, in either layout; rows of zeros are left out.
+    """Whether the pairs of a few rows of the head lie on one circle, in either layout; rows of zeros are left out.
 
-    The first rows come first: nearly all other tensors are told by them.
+    The first rows come first: nearly all other tensors are told by them. Later rows may be left-over memory.
     """
-    count = value.shape[0]
+    count = min(value.shape[0], FITTED_ROWS[1])
     if not _on_circle(rows(value, range(min(count, LEAST_ROWS))), 2):
         return False
     at = sorted({*range(LEAST_ROWS), *spread(LEAST_ROWS, count - 1, 3)} & set(range(count)))
@@ -83,6 +83,8 @@ def _on_circle(sample: Floats, least: int) -> bool:
         (sample[:, :half], sample[:, width - half :]),
     ):
         size = np.hypot(first, second)
+        if size.max() * (1 - CIRCLE) > size.min() * (1 + CIRCLE):
+            continue
         middle = float(np.median(size))
         if middle > 0 and np.abs(size / middle - 1.0).max() <= CIRCLE:
             return True

@@ -308,6 +308,8 @@ def _of_tables(one: Half, partner: Half | None, found: Reading) -> Rotary:
     if kind in ("cosines", "sines"):
         missing = "sines" if kind == "cosines" else "cosines"
         doubt = f"the table of {missing} that a rotation also needs is not among the stored tensors"
+        if one.pairing:
+            doubt += f": it may be a sinusoid without its {missing} instead"
     members = [one.item] if partner is None else [one.item, partner.item]
     made = _rotary(
         members, one.item.sizes[0], replace(found, pairing=one.pairing or found.pairing), _WORDS[kind]
