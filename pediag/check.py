@@ -260,6 +260,7 @@ def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> S
 def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> None:
     """Trace at the structural length, recognise, then trace at the length asked about."""
     from pediag.encodings import explain, recognise
+    from pediag.trace.batches import Batches
 
     facets = seen.facets
     step.step("tracing")
@@ -277,6 +278,7 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
         return
+    facets.batches = Batches(session)
     step.step(f"tracing at {facets.seq_len:,} tokens")
     facets.target = session.at(facets.seq_len)
     if known is None:

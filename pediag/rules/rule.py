@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pediag.encodings import Encoding
     from pediag.targets import LazyTensor
     from pediag.trace import Trace
+    from pediag.trace.batches import Batches
 
 Facet = Literal["config", "tensors", "trace", "steps", "reference", "attention"]
 Basis = Literal["theorem", "published result", "measured here", "field report", "convention"]
@@ -36,6 +37,7 @@ class Facets:
     ``encodings`` are those of the running model; where nothing can be run, those that stored tensors and the config
     tell of (see ``Encoding.origin``). ``unread`` are encodings in stored tensors that the running model does not use.
 
+    ``batches`` runs the model on other batches when a rule asks for it: padded, packed, with other position ids.
     ``reference`` is what is known of the target to compare with. ``shared`` keeps what one rule computed for others.
     """
 
@@ -50,6 +52,7 @@ class Facets:
     unread: list[Encoding] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
     reference: Facets | None = None
+    batches: Batches | None = field(default=None, repr=False)
     shared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from pediag.trace.frames import user_frame
@@ -18,7 +19,7 @@ class Noticer:
     """Adds sites and attentions to a graph.
 
     ``scores`` and ``joins`` tell which products and joins of the structural pass they were; a pass at another
-    length is given them as ``known_scores`` and ``known_joins``.
+    length is given them as ``known_scores`` and ``known_joins``. ``met`` is told of every site.
     """
 
     def __init__(self, graph: Graph, lengths: Lengths, place: Place) -> None:
@@ -30,6 +31,7 @@ class Noticer:
         self.joins: dict[Any, set[int]] = {}
         self.known_scores: set[Any] | None = None
         self.known_joins: dict[Any, set[int]] | None = None
+        self.met: Callable[[Site], None] | None = None
         self._seen: Counter[Any] = Counter()
 
     def notice(
@@ -49,9 +51,7 @@ class Noticer:
             return
         if content and position:
             frame = node.frame = user_frame()
-            self.graph.sites.append(
-                Site("", operator.name, node, content, position, self.place.module, frame)
-            )
+            self._add(Site("", operator.name, node, content, position, self.place.module, frame))
         elif content and operator.name in ("add", "mul", "sub"):
             self._notice_constant(operator, node, content, operands)
 
@@ -103,7 +103,12 @@ class Noticer:
             Attention(query, key, value, mask, causal, node, module, frame, call.get("scale"), True)
         )
         if mask is not None and mask.provenance is POSITION:
-            self.graph.sites.append(Site("bias", "attention", node, (query, key), (mask,), module, frame))
+            self._add(Site("bias", "attention", node, (query, key), (mask,), module, frame))
+
+    def _add(self, site: Site) -> None:
+        self.graph.sites.append(site)
+        if self.met is not None:
+            self.met(site)
 
     def _notice_constant(
         self, operator: Operator, node: Node, content: tuple[Node, ...], operands: list[Node]

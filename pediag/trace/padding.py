@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,36 @@ from pediag.trace.operators import COMPARISONS
 from pediag.trace.place import Lengths
 
 PAD = "constant_pad_nd"
+
+
+@dataclass(slots=True)
+class Padding:
+    """Which tokens of the input are padding, for code that compares ids with the one of padding.
+
+    ``pads`` has the shape of the input; ``ids`` are those that the model declares as padding, ``undeclared`` says that
+    any id may be where it declares none. ``asked`` is set when the model's code compares.
+    """
+
+    pads: torch.Tensor
+    ids: frozenset[int]
+    undeclared: bool = False
+    asked: bool = False
+
+    def compared(self, graph: Graph, name: str, bound: tuple[Any, ...], like: torch.Tensor) -> Node | None:
+        """What ``ids == padding`` or ``ids != padding`` says; None of another comparison."""
+        if name not in ("eq", "ne") or not self._of_padding(bound):
+            return None
+        self.asked = True
+        node, _ = graph.add("leaf", (), {}, Provenance.MASK, like, share=False)
+        said = self.pads if name == "eq" else ~self.pads
+        node.source, node.moving = (lambda: said), tuple(range(said.dim()))
+        return node
+
+    def _of_padding(self, bound: tuple[Any, ...]) -> bool:
+        ids, other = bound[0], bound[1]
+        if not isinstance(ids, Node) or not ids.given or ids.shape != tuple(self.pads.shape):
+            return False
+        return type(other) is int and (other in self.ids if self.ids else self.undeclared)
 
 
 def lengthen(lengths: Lengths, taken: set[int], shape: Sequence[int], widths: Sequence[int]) -> None:

@@ -24,6 +24,10 @@ class Overrun(IndexError):
         self.largest = largest
 
 
+class Enough(BaseException):
+    """All that a pass was run for was met; no fault, and nothing for the model's own code to catch."""
+
+
 @dataclass(slots=True)
 class Lengths:
     """The sizes that tell axes apart: sequence lengths in tokens, and the batch.

@@ -28,7 +28,7 @@ from pediag.trace.operators import (
     plainly,
     refilled,
 )
-from pediag.trace.padding import PAD, compared, lengthen
+from pediag.trace.padding import PAD, Padding, compared, lengthen
 from pediag.trace.place import DependsOnContent, Lengths, Overrun, Place, Unsupported
 from pediag.trace.settling import Settler, assume
 
@@ -72,10 +72,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failed_module = ""
         # Values made where some other tensor is; met by a value on the host, that is where they are.
         self._led: set[Node] = set()
-        self._strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
+        self.strays: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self.plain_attributes: dict[int, str] = {}
         self.dims: set[int] = set()
         self.moves: list[tuple[Node, Transfer]] = []
+        self.padding: Padding | None = None
 
     # -- values -------------------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fake_of(self, tensor: torch.Tensor, literal: bool) -> torch.Tensor:
         """The abstract stand-in of a real tensor that the model's code brought in by itself."""
-        known = self._strays.get(id(tensor))
+        known = self.strays.get(id(tensor))
         if known is not None:
             return known[1]
         fake = self.fake_mode.from_tensor(tensor)
@@ -134,7 +135,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.graph.shared[key] = node
         self.settler.settle(node, new)
         self.give(fake, node)
-        self._strays[id(tensor)] = (tensor, fake)
+        self.strays[id(tensor)] = (tensor, fake)
         return fake
 
     # -- dispatch -----------------------------------------------------------------------------------------
@@ -376,6 +377,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands = list(nodes_in(bound))
         provenance = max([node.provenance for node in operands], default=CONSTANT)
         if provenance is CONTENT and operator.name in COMPARISONS | {"isin"}:
+            known = self.padding.compared(self.graph, operator.name, bound, like) if self.padding else None
+            if known is not None:
+                return known
             assumed = assume(operator.name, operands, bound)
             if assumed is not None:
                 return compared(self.graph, operator.name, bound, assumed, like, self.place.module)

@@ -16,10 +16,11 @@ from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets.code.sharded import Elsewhere, elsewhere
 from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
+from pediag.trace.dimensions import dimensions, free
 from pediag.trace.evaluate import BUDGET, Away, Evaluator
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
-from pediag.trace.graph import Graph, Node, Provenance
+from pediag.trace.graph import Graph, Node, Provenance, Site
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
 from pediag.trace.isolation import (
     as_called,
@@ -32,7 +33,8 @@ from pediag.trace.isolation import (
     untouched,
 )
 from pediag.trace.numbers import digest
-from pediag.trace.place import Lengths, explain
+from pediag.trace.padding import Padding
+from pediag.trace.place import Enough, Lengths, explain
 from pediag.trace.plain import follows, plain_attributes
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
@@ -101,7 +103,7 @@ class Session:
         check_names(model, self.specs)
         self._maker: Callable[[Sizes], Candidate] | None = None
         self._places: set[int] = set()
-        self._dims = _dimensions(model)
+        self._dims = dimensions(model)
 
     def _build(self) -> nn.Module:
         assert self.target.build is not None
@@ -247,6 +249,27 @@ class Session:
         sizes = Sizes(1, seq_len, seq_len)
         return self._run(self._maker(sizes), sizes, structural)
 
+    def called(self, sizes: Sizes) -> Candidate:
+        """How the structural pass calls the model, at ``sizes``."""
+        self.structural()
+        assert self._maker is not None
+        return self._maker(sizes)
+
+    def varied(
+        self,
+        change: Callable[[Candidate], Candidate],
+        sizes: Sizes | None = None,
+        *,
+        padding: Padding | None = None,
+        met: Callable[[Site], None] | None = None,
+    ) -> Trace:
+        """A pass like the structural one with its call changed, settled by itself; it ends where ``met`` raises Enough.
+
+        ``padding`` tells which token ids are padding.
+        """
+        sizes = sizes or self.structural().sizes
+        return self._run(change(self.called(sizes)), sizes, None, padding=padding, met=met)
+
     def _first_that_runs(self) -> Trace:
         failed: list[tuple[Trace, Maker]] = []
         for maker in candidates(self.model, self.specs, self.target.example_inputs):
@@ -296,26 +319,37 @@ class Session:
         self._places = set()
         return trace
 
+    @property
+    def dims(self) -> set[int]:
+        """Every size that the model's tensors and integer attributes have."""
+        return self._dims
+
     def _sizes(self, row: int) -> Sizes:
         batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
         tokens = next(self._apart(row), _TOKENS[row][0])
-        keys = next(
-            (size for size in _KEYS[row] if _free(size, self._dims) and size != tokens), _KEYS[row][0]
-        )
+        keys = next((size for size in _KEYS[row] if free(size, self._dims) and size != tokens), _KEYS[row][0])
         return Sizes(batch, tokens, keys)
 
     def _apart(self, row: int) -> Iterator[int]:
         """Lengths that the code takes and that equal no size of the model, the primes of the row first."""
         takes = self.target.takes
         if takes is None:
-            yield from (size for size in _TOKENS[row] if _free(size, self._dims))
+            yield from (size for size in _TOKENS[row] if free(size, self._dims))
             return
         below = max(_TOKENS[row + 1], default=1) if row + 1 < len(_TOKENS) else 1
         others = range(max(_TOKENS[row]), below, -1)
-        yield from (size for size in (*_TOKENS[row], *others) if takes(size) and _free(size, self._dims))
+        yield from (size for size in (*_TOKENS[row], *others) if takes(size) and free(size, self._dims))
         yield from (size for size in (self.target.longest,) if size is not None)
 
-    def _run(self, candidate: Candidate, sizes: Sizes, structural: Trace | None) -> Trace:
+    def _run(
+        self,
+        candidate: Candidate,
+        sizes: Sizes,
+        structural: Trace | None,
+        *,
+        padding: Padding | None = None,
+        met: Callable[[Site], None] | None = None,
+    ) -> Trace:
         graph = Graph()
         lengths = self._lengths(candidate, sizes)
         if self._places:
@@ -325,13 +359,13 @@ class Session:
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
         if structural is not None:
             recorder.noticer.known_scores, recorder.noticer.known_joins = structural.scores, structural.joins
-        recorder.dims = self._dims
+        recorder.dims, recorder.padding, recorder.noticer.met = self._dims, padding, met
         plain = plain_attributes(self.model)
         recorder.plain_attributes = {key: name for key, (name, _) in plain.items()}
         for name, fake in self.fakes.items():
             recorder.give(fake, self._entering(graph, self.leaves[name], fake, lengths))
-        arguments = [self._make(recorder, item, sizes) for item in candidate.args]
-        keywords = {name: self._make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
+        arguments = [self.make(recorder, item, sizes) for item in candidate.args]
+        keywords = {name: self.make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
         failure = self._forward(recorder, arguments, keywords)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.places = frozenset(self._places)
@@ -389,6 +423,8 @@ class Session:
                 if self.abstract:
                     return None, self.model(*arguments, **keywords)
                 return None, torch.func.functional_call(self.model, tensors, tuple(arguments), keywords)
+            except Enough:
+                return None, None
             except Exception as error:
                 return stopped(recorder, error), None
 
@@ -405,11 +441,12 @@ class Session:
         }
         return Lengths(around, batch, (sizes.tokens, sizes.keys))
 
-    def _make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
+    def make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
+        """The argument that an :class:`Input`, or a nest of them, stands for at these sizes."""
         if isinstance(item, dict):
-            return {name: self._make(recorder, part, sizes) for name, part in item.items()}
+            return {name: self.make(recorder, part, sizes) for name, part in item.items()}
         if isinstance(item, (list, tuple)):
-            return type(item)(self._make(recorder, part, sizes) for part in item)
+            return type(item)(self.make(recorder, part, sizes) for part in item)
         if not isinstance(item, Input):
             return item
         if item.literal:
@@ -456,19 +493,3 @@ def _device_of(model: nn.Module) -> torch.device:
 
 def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: tensor
-
-
-def _dimensions(model: nn.Module) -> set[int]:
-    """Every size the model's tensors and integer attributes hold."""
-    dims: set[int] = set()
-    for path, module in model.named_modules():
-        own = {int(part) for part in path.split(".") if part.isdigit()}
-        dims.update(v for v in vars(module).values() if type(v) is int and 1 < v < 1 << 24 and v not in own)
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            dims.update(size for size in tensor.shape if size > 1)
-    return dims
-
-
-def _free(size: int, dims: set[int]) -> bool:
-    around = {size, size - 1, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
-    return not around & dims and all(dim % size for dim in dims)
