@@ -75,11 +75,11 @@ class Regions:
         if not sites:
             return None
         before = self._common_source(sites, members)
-        after = self._common_result(sites, members)
+        after = self.common_result(sites, members)
         if before is None or after is None:
             return None
         starts = self._starts(before, members, feature_width(operand, self.trace.lengths.sequence))
-        applications = self._applications(sites, members)
+        applications = max(self.depths(sites, members).values())
         return Region(starts or [before], after, operand, sites, applications, self._onward(after, members))
 
     def _by_channel(self, site: Site) -> bool:
@@ -134,7 +134,8 @@ class Regions:
         shared = set.intersection(*closures) if closures else set()
         return max(shared, key=lambda node: node.index, default=None)
 
-    def _common_result(self, sites: list[Site], members: set[Node]) -> Node | None:
+    def common_result(self, sites: list[Site], members: set[Node]) -> Node | None:
+        """The first value that all ``sites`` lead into."""
         wanted = {site.result for site in sites}
         for node in sorted(members, key=lambda node: node.index):
             if node.index >= max(item.index for item in wanted) and wanted <= self.closure([node], members):
@@ -160,13 +161,13 @@ class Regions:
     def _has_sequence(self, node: Node) -> bool:
         return any(size in self.trace.lengths.sequence for size in node.shape[:-1])
 
-    def _applications(self, sites: list[Site], members: set[Node]) -> int:
-        """How often positions are multiplied in along one path."""
+    def depths(self, sites: list[Site], members: set[Node]) -> dict[Node, int]:
+        """How often positions are multiplied in up to each site, along one path."""
         depth: dict[Node, int] = {}
         for site in sites:
             below = self.closure(site.content, members)
             depth[site.result] = 1 + max([depth[node] for node in below if node in depth], default=0)
-        return max(depth.values())
+        return depth
 
     def _ends(self, sites: list[Site]) -> list[Node]:
         """The last values that are still made of these joins by moving and adding."""
