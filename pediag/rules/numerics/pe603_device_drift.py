@@ -24,8 +24,8 @@ a finished table the same law for its cosines and sines. The number given is the
 Positions are sampled, a few hundred of them. An outer product by ``torch.outer`` or ``torch.einsum``
 without a summed axis is elementwise in PyTorch and is not affected by TF32; under autocast einsum is.
 Without an accelerator at hand TF32 is emulated by rounding the factors to 11 significant bits. Frequencies
-that were stored rounded are PE602. Linear biases, buckets and learned tables have no angle and are not
-judged.
+that were stored rounded are PE602; rows of a sinusoid that no rounding explains are PE205. Linear biases,
+buckets and learned tables have no angle and are not judged.
 
 ## Fix
 
@@ -51,6 +51,7 @@ from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.numerics import _replay
 from pediag.rules.numerics._table import Apart, table_error
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.rules.state._departs import leaves_formula
 from pediag.theory.rounding import table_tolerance
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
     apart = table_error(facets, encoding)
     if apart is None:
         return None
-    return [_table_off(facets, encoding, apart)] if apart.first is not None else []
+    if apart.first is None or (encoding.scheme == "sinusoidal" and leaves_formula(facets, encoding)):
+        return []
+    return [_table_off(facets, encoding, apart)]
 
 
 # -- lanes --------------------------------------------------------------------------------------------------

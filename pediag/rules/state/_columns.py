@@ -78,6 +78,36 @@ def waves(table: Floats) -> Columns | None:
     return None
 
 
+TWICE = 1e-2
+"""Share of the amplitude by which columns that are held twice may differ."""
+
+
+def held_twice(table: Floats) -> tuple[str, int, float] | None:
+    """("sines" or "cosines", rates, deviation of squared row norms) of a table (N, D) of nothing else, each twice.
+
+    None for any other table, and where all rates are alike.
+    """
+    rows = _cleared(np.asarray(table[:ROWS], dtype=np.float64))
+    size = float(np.abs(rows).max(initial=0.0))
+    if rows.shape[0] < LEAST_ROWS or rows.shape[1] < LEAST_COLUMNS or not 0 < size < math.inf:
+        return None
+    unit, middle = rows / size, rows.shape[1] // 2
+    columns = ((unit[:, :middle], unit[:, -middle:]), (unit[:, : 2 * middle : 2], unit[:, 1::2]))
+    once = next((a for a, b in columns if a.shape == b.shape and np.abs(a - b).max() <= TWICE), None)
+    cosine = _recurrence(once) if once is not None else None
+    if once is None or cosine is None or cosine.min() > math.cos(0.05) or np.ptp(cosine) <= TWICE:
+        return None
+    for first in range(LARGEST_OFFSET + 1):
+        before, at, after = _backwards(once, cosine, first)
+        square = np.square(unit).sum(axis=1)
+        spread = float(np.abs(square / square.mean() - 1.0).max())
+        if np.abs(at).max() <= AT_ORIGIN:
+            return "sines", middle, spread
+        if np.abs(np.abs(at) - 1.0).max() <= AT_ORIGIN and np.abs(before - after).max() <= 4 * AT_ORIGIN:
+            return "cosines", middle, spread
+    return None
+
+
 def _cleared(rows: Floats) -> Floats:
     """Rows without those for padding at the head, and without columns of zeros."""
     zero = np.flatnonzero(~rows[:ASIDE].any(axis=1))

@@ -4,8 +4,9 @@
 
 Looks at every position signal that is made of sines and cosines of the position: those that were recognised as
 sinusoids, and tables, computed or stored, whose every column is a wave though no published form gives them. Fires where
-the sine and the cosine of a pair turn at different rates, where all pairs turn alike, and where the exponents are those
-of a known slip.
+the sine and the cosine of a pair turn at different rates, where all pairs turn alike, where the exponents are those of
+a known slip, where one half holds the other's values, and where rows are not what the table's own formula gives: zeros
+or left-over memory after the last row that was filled.
 
 ## Why it matters
 
@@ -22,13 +23,18 @@ Of a recognised sinusoid: rates that differ from pair to pair; no base that is t
 or its logarithm (taken twice); no span of d - 1, d + 1 or d + 2 channels in the exponent. Published forms are all fine:
 ``10000^(-2i/d)`` (paper), ``10000^(-i/(d/2-1))`` (tensor2tensor, fairseq), either order, any offset, padding rows, any
 amplitude, other bases, tables joined from several.
+Of an added table that is no sinusoid: whether every column is a sine, or every one a cosine, and each stands there
+twice: the other half was forgotten. In a file such a table may be one of a rotation: a note.
+Of a recognised one: rows whose pairs are off the circle by 5 %, or whose angles are off by more than roundings of
+position and frequency to bfloat16 explain. Beyond the length asked about they are a note.
 
 ## Known limits
 
 - A base is anybody's choice: exponents halved (base 100) are not told from it, and the slips that only move the base
   are warnings.
 - Tables over rows and columns, over times, and trained ones are no waves of the row, and silent.
-- A sine or cosine that is wrong in part of its rows is left to the rules about rounding and training.
+- Rows off by no more than a rounding of their angles are PE603, rows that are not finite PE209, copies of other rows
+  PE210, up to four rows of zeros PE212; left-over rows among the first 128 hide the formula.
 
 ## Fix
 
@@ -44,7 +50,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +58,10 @@ import numpy as np
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
-from pediag.rules.state import _columns
+from pediag.rules.state import _columns, _departs, _rows
 from pediag.rules.state._columns import Columns
+from pediag.rules.state._departs import Departed
+from pediag.rules.state._rows import Rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,6 +92,10 @@ MOST = 1 << 26
 """Elements of the largest stored tensor that is looked at."""
 
 
+DOUBT = "Uncertain: one half of a rotation looks the same; added to content it has no other half."
+"""What a file cannot tell of a table of sines alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What is wrong with a table, in words, with the numbers behind it."""
@@ -110,16 +122,22 @@ def check(facets: Facets) -> Iterator[Finding]:
     from pediag.encodings import Learned, Sinusoidal, Unrecognised
 
     looked, lacking = 0, ""
+    told: set[str] = set()
     for encoding in facets.encodings:
         fault = None
         if isinstance(encoding, Sinusoidal) and encoding.origin != "config":
             fault, looked = _of_recognised(encoding), looked + 1
         elif isinstance(encoding, (Learned, Unrecognised)) and encoding.origin == "trace":
             numbers = _numbers(facets, encoding)
-            fault, looked = _of_numbers(numbers), looked + (numbers is not None)
+            fault, looked = (
+                _of_numbers(numbers) or _of_halves(encoding, numbers),
+                looked + (numbers is not None),
+            )
             lacking = lacking or (_lacking(facets, encoding) if numbers is None else "")
         if fault is not None:
+            told.add(encoding.id)
             yield _finding(facets, encoding, fault)
+    yield from _departures(facets, told)
     if facets.structural is None:
         for name, fault in _in_storage(facets):
             looked += 1
@@ -255,6 +273,30 @@ def _of_rates(found: Columns) -> Fault | None:
     return _wrong_sign(found.sines, found.width)
 
 
+def _of_halves(encoding: Learned | Unrecognised, numbers: Floats | None) -> Fault | None:
+    """What is wrong with an added table whose halves both hold sines, or both cosines."""
+    if numbers is None or numbers.ndim != 2 or getattr(encoding, "kind", "additive") != "additive":
+        return None
+    return _forgotten(numbers)
+
+
+def _forgotten(numbers: Floats, severity: Severity | None = None) -> Fault | None:
+    found = _columns.held_twice(numbers)
+    if found is None:
+        return None
+    kind, pairs, norm = found
+    other = "cosines" if kind == "sines" else "sines"
+    return Fault(
+        f"its {2 * pairs} columns are {kind} of {pairs} rates, each twice, without their {other}; squared row norms "
+        f"vary by {100 * norm:.3g} %",
+        0,
+        pairs,
+        pairs,
+        f"columns of {other}",
+        severity,
+    )
+
+
 def _wrong_sign(rates: Floats, width: int) -> Fault | None:
     """Whether rates (P,), known but for whole turns and sense, rise as 10000^(+2i/d)."""
     meant = PUBLISHED_BASE ** (2 * np.arange(rates.size) / width)
@@ -286,11 +328,61 @@ def _pairs(found: Columns) -> str:
     return text
 
 
+# -- rows that leave the formula ----------------------------------------------------------------------------
+
+
+def _departures(facets: Facets, told: set[str]) -> Iterator[Finding]:
+    """Rows of recognised tables that are not what their formula gives, those that are read first."""
+    try:
+        tables = _rows.tables(facets, ("sinusoidal",))
+    except (NotApplicable, CouldNotCheck):
+        return
+    for table in tables:
+        used = table.used(facets.seq_len)
+        for rows, noted in ((used, False), (range(used.stop, table.rows), True)):
+            found = _departs.departed(table, rows) if table.encoding.id not in told else None
+            if found is not None:
+                yield _departure(facets, table, found, noted=noted)
+                break
+
+
+def _departure(facets: Facets, table: Rows, found: Departed, *, noted: bool) -> Finding:
+    n, position = facets.seq_len, table.position(found.first)
+    more = f" and {found.count - 1:,} more, the last {found.last:,}," if found.count > 1 else ""
+    what = "all zeros, not" if found.zeros else "not"
+    count, are = f"{found.count:,} of {found.looked:,} rows", "are" if found.count > 1 else "is"
+    unread = f"{n:,} tokens do not read them; longer texts do, from {position + 1:,} tokens on."
+    read = (
+        f"Of {n:,} tokens those from position {position:,} on have no place by this table, or that of others; shorter "
+        "texts are fine. Nothing raises."
+    )
+    return Finding(
+        message=(
+            f"Row {found.first:,} of `{table.name}`{more} {are} {what} what the formula of the rows before gives "
+            f"({count}){_rows.shared(table)}."
+        ),
+        effect=(unread if noted else read) + _rows.doubtful(table),
+        where=table.where(),
+        evidence=Evidence(found.count, 0, None, "rows", n),
+        fix=Fix(
+            f"Compute all {table.rows:,} rows of `{table.name}` anew, or make the table {found.first:,} rows long."
+        ),
+        severity="note" if noted or table.encoding.doubt else None,
+        scheme="sinusoidal",
+    )
+
+
+# -- tables in a file ---------------------------------------------------------------------------------------
+
+
 def _in_storage(facets: Facets) -> Iterator[tuple[str, Fault]]:
-    """Faults of stored tables that nothing recognised, a few rows of each being read."""
+    """Faults of stored tables that nothing recognised, or that may be of a rotation, a few rows of each being read."""
     from pediag.encodings.from_tensors.reading import FLOATS, rows, stored
 
     known = {name for encoding in facets.encodings for name in encoding.leaves}
+    known -= {
+        name for encoding in facets.encodings if encoding.scheme == "rotary" for name in _lonely(encoding)
+    }
     kinds: dict[object, list[Any]] = {}
     for place, (name, tensor) in enumerate((facets.tensors or {}).items()):
         item = stored(place, tensor)
@@ -303,10 +395,20 @@ def _in_storage(facets: Facets) -> Iterator[tuple[str, Fault]]:
             if value is None or count < _columns.LEAST_ROWS:
                 continue
             # A few rows tell nearly all other tensors.
-            if _columns.waves(rows(value, range(min(count, 16)))) is not None:
+            few = rows(value, range(min(count, 16)))
+            fault = None
+            if _columns.waves(few) is not None:
                 fault = _of_numbers(rows(value, range(count)))
-                if fault is not None:
-                    yield item.name, fault
+            elif _columns.held_twice(few) is not None:
+                fault = _forgotten(rows(value, range(count)), "note")
+            if fault is not None:
+                yield item.name, fault
+
+
+def _lonely(encoding: Encoding) -> list[str]:
+    """The tensor of a rotation of which only sines, or only cosines, are stored."""
+    table = getattr(encoding, "table", None)
+    return encoding.leaves if encoding.doubt and table is not None and encoding.origin == "tensors" else []
 
 
 # -- what is said -------------------------------------------------------------------------------------------
@@ -327,7 +429,9 @@ def _finding(facets: Facets, encoding: Encoding, fault: Fault) -> Finding:
 
 
 def _stored_finding(facets: Facets, name: str, fault: Fault) -> Finding:
-    return _said(facets, f"The sinusoid stored as {name}", fault, Where(name.rpartition(".")[0]))
+    where = Where(name.rpartition(".")[0])
+    found = _said(facets, f"The sinusoid stored as {name}", fault, where)
+    return replace(found, effect=f"{found.effect} {DOUBT}") if fault.severity == "note" else found
 
 
 def _said(facets: Facets, what: str, fault: Fault, where: Where) -> Finding:
@@ -338,7 +442,7 @@ def _said(facets: Facets, what: str, fault: Fault, where: Where) -> Finding:
             "published table's: "
             + (
                 "no fixed map leads from a position to the one k later."
-                if fault.severity is None
+                if fault.severity in (None, "note")
                 else "distances keep their map, and weights trained with the published table do not fit."
             )
             + " Nothing raises."
