@@ -1,7 +1,7 @@
 """pediag: a linter and debugging toolkit for positional encodings in PyTorch models.
 
-``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes. Importing this
-package imports neither torch nor numpy; the first use does.
+``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes, ``pediag.diff(a, b)`` compares.
+Importing this package imports neither torch nor numpy; the first use does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pediag.version import __version__
 
 if TYPE_CHECKING:
     from pediag.check import check, inspect
+    from pediag.diff import diff
     from pediag.report import Report
     from pediag.trace import positions
 
-__all__ = ["Report", "__version__", "check", "inspect", "positions"]
+__all__ = ["Report", "__version__", "check", "diff", "inspect", "positions"]
 
 _HOMES = {
     "check": "pediag.check",
+    "diff": "pediag.diff",
     "inspect": "pediag.check",
     "Report": "pediag.report",
     "positions": "pediag.trace",
@@ -39,11 +41,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``pediag.check`` the function once the submodule of that name is imported."""
+    """Keeps ``pediag.check`` and ``pediag.diff`` functions once the submodules of these names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "check" and isinstance(value, ModuleType):
-            value = value.check
+        if name in ("check", "diff") and isinstance(value, ModuleType):
+            value = getattr(value, name)
         super().__setattr__(name, value)
 
 

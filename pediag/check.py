@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pediag.errors import TraceError, UsageError
 from pediag.report.model import Report, TargetInfo
-from pediag.rules import registry
+from pediag.rules import differences, registry
 from pediag.rules.rule import Facets, Rule
 from pediag.rules.run import NO_CONFIG, run
 from pediag.settings import Allowed, decided
@@ -93,6 +93,7 @@ def check(
     ignore: str | Iterable[str] = (),
     trust: Allowed = False,
     gather: bool = False,
+    reference: str | os.PathLike[str] | nn.Module | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Judge how a model encodes positions, with every selected rule, at ``seq_len`` tokens.
@@ -101,15 +102,15 @@ def check(
     declares or holds rows for. ``dtype`` is the dtype the model will be cast to. ``inputs`` are specs such as
     ``"input_ids=int64[B,N]"``. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables
     that positions need are read from all ranks; every rank must call then, with the same options. ``trust`` lets code
-    that came with the target run; a path is the settings file of the user's that says so.
+    that came with the target run; a path is the settings file of the user's that says so. ``reference`` is a target
+    that encodes positions as this one should: what differs is an error, see :func:`pediag.diff`.
 
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
     rules = registry.select(registry.split(select), registry.split(ignore))
-    return _report(
-        target, rules, _options(seq_len, train_len, dtype, config, inputs, trust, gather), progress
-    )
+    options = _options(seq_len, train_len, dtype, config, inputs, trust, gather)
+    return _report(target, rules, options, progress, reference)
 
 
 def inspect(
@@ -152,28 +153,87 @@ def _options(
     return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust, gather)
 
 
-def _report(target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None) -> Report:
-    with _ONE_AT_A_TIME, _plainly(target):
-        return _report_alone(target, rules, options, progress or _Silent())
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a target before any rule has judged it; ``notes`` as in a report."""
+
+    info: TargetInfo
+    facets: Facets
+    notes: list[str]
 
 
-def _report_alone(target: Any, rules: Sequence[Rule], options: Options, step: Progress) -> Report:
+def look(
+    target: str | os.PathLike[str] | nn.Module,
+    *,
+    seq_len: int | None = None,
+    config: str | os.PathLike[str] | None = None,
+    inputs: str | Iterable[str | InputSpec] = (),
+    trust: Allowed = False,
+    progress: Progress | None = None,
+) -> Known:
+    """What there is to know of a target at ``seq_len`` tokens, for a comparison. Raises as inspect()."""
+    options = _options(seq_len, None, None, config, inputs, trust, False)
+    with alone(target):
+        return _known(target, options, progress or _Silent())
+
+
+@contextmanager
+def alone(*targets: Any) -> Iterator[None]:
+    """While numbers of these targets are computed: nothing else is traced, and nothing of the caller's is in force."""
+    with ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
+        for target in targets:
+            stack.enter_context(_plainly(target))
+        yield
+
+
+def _known(target: Any, options: Options, step: Progress) -> Known:
+    report, facets = _judged(target, (), options, step, None)
+    return Known(report.target, facets, report.notes)
+
+
+def _report(
+    target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None, reference: Any = None
+) -> Report:
+    with alone(target, *([reference] if reference is not None else [])):
+        return _judged(target, rules, options, progress or _Silent(), reference)[0]
+
+
+def _judged(
+    target: Any, rules: Sequence[Rule], options: Options, step: Progress, reference: Any
+) -> tuple[Report, Facets]:
     step.step("opening")
     declared = understood(Config.from_file(options.config)) if options.config is not None else None
     trust, told = decided(options.trust, target)
     opened = open_target(target, config=declared, trust=trust)
     seen = _run_as_theirs(opened, options, step)
+    if reference is not None:
+        _refer(seen, reference, options, step)
     step.step("checking rules")
     report = Report(
         target=TargetInfo(opened.spec, opened.loader, opened.sha256),
         seq_len=seen.facets.seq_len,
         train_len=seen.facets.train_len,
         encodings=seen.facets.encodings,
-        outcomes=run(rules, seen.facets),
+        outcomes=differences.named(run(rules, seen.facets), seen.facets),
         notes=[*told, *opened.notes, *seen.notes],
     )
     _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs))
-    return report
+    return report, seen.facets
+
+
+def _refer(seen: _Seen, reference: Any, options: Options, step: Progress) -> None:
+    """Let the rules know what the reference is. Raises UsageError where it has nothing to compare with."""
+    from pediag.encodings import encodes_position
+
+    known = _known(reference, Options(seq_len=seen.facets.seq_len, trust=options.trust), step)
+    if not encodes_position(known.facets.encodings):
+        raise UsageError(
+            f"--reference {known.info.spec}: no position encoding was found in it to compare with"
+        )
+    seen.facets.reference = known.facets
+    seen.facets.shared[differences.REFERENCE] = known.info.spec
+    seen.notes += [f"compared with {known.info.spec}", *(f"reference: {note}" for note in known.notes)]
 
 
 def _plainly(target: Any) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ ORDER = (
     ("rules",),
     ("report",),
     ("check",),
+    ("diff",),
     ("_published",),
     ("plan",),
     ("_terminal",),

@@ -48,6 +48,23 @@ class Aspect:
     first: int | None = None
     note: str = ""
 
+    @property
+    def told(self) -> str:
+        """A difference in a line: from where on, by how much, and what more is known of it."""
+        parts = []
+        if self.first is not None and self.unit != "distances":
+            parts.append(f"from {FIRST.get(self.name, 'position')} {self.first:,} on")
+        if self.measured is not None and self.unit == "tokens":
+            parts.append(f"by {self.measured:.4g} tokens")
+        elif self.measured is not None and self.unit != "distances":
+            limit = f" (limit {self.limit:.2g})" if self.limit else ""
+            parts.append(f"by up to {self.measured:.4g} {self.unit}{limit}")
+        return ", ".join([*parts, *([self.note] if self.note else [])])
+
+
+FIRST = {"values": "row", "slopes": "distance"}
+"""What ``first`` counts, where that is no position."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:

@@ -1,0 +1,86 @@
+"""Compares the position programs of two targets: original and converted, before and after tuning, library and port.
+
+Both go through the pipeline of :mod:`pediag.check` up to its rules; what is known of each is then laid side by side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pediag.check import Known, Progress, alone, look
+from pediag.encodings import encodes_position
+from pediag.encodings.comparing import Side, compare
+from pediag.report.diff import Diff
+from pediag.rules.rule import Facets
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pediag.settings import Allowed
+    from pediag.targets import InputSpec
+
+
+def diff(
+    a: str | os.PathLike[str] | nn.Module,
+    b: str | os.PathLike[str] | nn.Module,
+    *,
+    seq_len: int | None = None,
+    config_a: str | os.PathLike[str] | None = None,
+    config_b: str | os.PathLike[str] | None = None,
+    inputs_a: str | Iterable[str | InputSpec] = (),
+    inputs_b: str | Iterable[str | InputSpec] = (),
+    equal_values: bool = False,
+    trust: Allowed = False,
+    progress: Progress | None = None,
+) -> Diff:
+    """Whether two targets encode positions alike, up to ``seq_len`` tokens, and where and by how much they do not.
+
+    ``seq_len`` defaults to the shorter of the lengths that both are meant for. With ``equal_values`` learned tables
+    must hold equal values, not only the same rows. ``config_*`` and ``inputs_*`` are as in :func:`pediag.check`.
+    Raises what :func:`pediag.inspect` raises, of whichever side.
+    """
+    options: list[dict[str, Any]] = [
+        {"config": config_a, "inputs": inputs_a, "trust": trust, "progress": progress},
+        {"config": config_b, "inputs": inputs_b, "trust": trust, "progress": progress},
+    ]
+    known = [look(one, seq_len=seq_len, **given) for one, given in zip((a, b), options, strict=True)]
+    lengths = [one.facets.seq_len for one in known]
+    shorter = min(lengths)
+    for place, target in enumerate((a, b)):
+        if lengths[place] != shorter:
+            known[place] = look(target, seq_len=shorter, **options[place])
+    with alone(a, b):
+        found = compare(*(side(one.facets) for one in known), equal_values=equal_values)
+    notes = [*_lengths(lengths), *_notes(known)]
+    return Diff(known[0].info, known[1].info, shorter, found, notes)
+
+
+def side(facets: Facets) -> Side:
+    """What is known of a target, as a side of a comparison."""
+    return Side(facets.encodings, facets.seq_len, facets.structural, facets.target)
+
+
+def _lengths(lengths: list[int]) -> Iterator[str]:
+    first, second = lengths
+    if first != second:
+        yield (
+            f"A is meant for {first:,} tokens and B for {second:,}: compared at {min(lengths):,}; "
+            "give --seq-len for another length"
+        )
+
+
+def _notes(known: list[Known]) -> Iterator[str]:
+    for name, one in zip("AB", known, strict=True):
+        yield from (f"{name}: {note}" for note in one.notes)
+        facets = one.facets
+        if facets.structural is None and (gap := facets.gaps.get("trace")):
+            yield f"{name} was not run: {gap}"
+        unknown = [item for item in facets.encodings if item.scheme == "unrecognised"]
+        if unknown:
+            yield f"{name}: not recognised, so not compared: {', '.join(item.title for item in unknown)}"
+        if facets.target is not None and facets.target.failure is not None:
+            yield f"{name} stops at {facets.seq_len:,} tokens: its angles there follow from those of the short pass"
+        if not encodes_position(facets.encodings):
+            yield f"{name}: no position encoding was found"
