@@ -8,6 +8,7 @@ from pediag.encodings.model import (
     Alibi,
     Bucketed,
     Clipped,
+    ContentRelative,
     Encoding,
     Learned,
     Mask,
@@ -24,6 +25,7 @@ from pediag.encodings.model import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pediag.encodings.maps import Turned
     from pediag.targets import Config, LazyTensor
     from pediag.trace import Trace
 
@@ -31,6 +33,7 @@ __all__ = [
     "Alibi",
     "Bucketed",
     "Clipped",
+    "ContentRelative",
     "Encoding",
     "Learned",
     "Mask",
@@ -47,6 +50,7 @@ __all__ = [
     "recognise",
     "stored",
     "together",
+    "turns",
 ]
 
 
@@ -83,3 +87,10 @@ def together(found: list[Encoding], said: list[Encoding]) -> list[Encoding]:
     from pediag.encodings.from_config import joined
 
     return joined(found, said)
+
+
+def turns(trace: Trace) -> list[Turned]:
+    """What positions do to queries, keys and values in every attention of a structural trace, in order."""
+    from pediag.encodings.maps import turned
+
+    return turned(trace)

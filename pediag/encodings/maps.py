@@ -408,7 +408,8 @@ class _Replay:
         batch = self._batch_axis(recorded)
         if len(tokens) != 1 or batch is None:
             raise Unavailable("the tokens of the operand do not lie along one axis")
-        features = last - 1 if tokens[0] == last else last
+        others = [axis for axis in range(len(recorded)) if axis not in (tokens[0], batch)]
+        features = max((axis for axis in others if recorded[axis] > 1), default=last)
         moved = result.movedim((batch, tokens[0], features), (-3, -2, -1))
         one = moved.reshape(-1, *moved.shape[-3:])[0]
         if one.shape[0] % self.count:

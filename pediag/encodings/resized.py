@@ -115,19 +115,21 @@ def fit(
                 j += 1
             else:
                 return list(result)
-        sizes += _split(recorded[start:i], actual[start:i], went, kept)
+        sizes += _split(recorded[start:i], actual[start:i], went, kept, j == len(result))
     return sizes
 
 
 def _split(
-    recorded: Sequence[int], actual: Sequence[int], result: list[int], kept: set[int] | None
+    recorded: Sequence[int], actual: Sequence[int], result: list[int], kept: set[int] | None, last: bool
 ) -> list[int]:
-    """One group of axes of a view, of equal product when recorded."""
+    """One group of axes of a view, of equal product when recorded; the ``last`` one holds the channels."""
     if list(recorded) == list(actual) or not result:
         return result
     total = math.prod(actual)
     first = next((k for k, size in enumerate(result) if size != 1), 0)
     rest = [1 if kept is not None and size not in kept else size for size in result]
+    if last:
+        rest[-1] = result[-1]
     rest[first] = 1
     if total % math.prod(rest):
         rest = [1] * len(result)
