@@ -114,6 +114,24 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="SPEC", help="An input, such as 'input_ids=int64[B,N]'. Repeatable."),
 ]
+ConfigA = Annotated[
+    Path | None,
+    typer.Option("--config-a", metavar="FILE", exists=True, dir_okay=False, help="A config.json for A."),
+]
+ConfigB = Annotated[
+    Path | None,
+    typer.Option("--config-b", metavar="FILE", exists=True, dir_okay=False, help="A config.json for B."),
+]
+InputsA = Annotated[
+    list[str] | None, typer.Option("--input-a", metavar="SPEC", help="An input of A, as --input of check.")
+]
+InputsB = Annotated[
+    list[str] | None, typer.Option("--input-b", metavar="SPEC", help="An input of B, as --input of check.")
+]
+EqualValues = Annotated[
+    bool,
+    typer.Option("--equal-values", help="Learned tables must hold equal values, not only the same rows."),
+]
 Select = Annotated[
     list[str] | None,
     typer.Option("--select", metavar="CODES", help="Run only these codes, names or prefixes. Comma lists."),
@@ -129,6 +147,14 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")
 Output = Annotated[
     Path | None,
     typer.Option("--output", metavar="FILE", help="Write to FILE, complete or not at all."),
+]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="TARGET",
+        help="What it should be like: a position program that differs is an error.",
+    ),
 ]
 Trust = Annotated[
     bool,
@@ -182,6 +208,7 @@ def check(
     dtype: Dtype = None,
     config: Config = None,
     inputs: Inputs = None,
+    reference: Reference = None,
     select: Select = None,
     ignore: Ignore = None,
     fail_on: FailOnOption = Threshold.error,
@@ -195,6 +222,7 @@ def check(
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
     registry.select(select or (), ignore or ())
     options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or ())}
+    options["reference"] = reference
     listing = _listed(targets, output, config, statistics=statistics, format=format)
     done = _each(listing, "check", options, jobs)
     for report in done.reports:
@@ -297,6 +325,50 @@ def plan(
     return 0
 
 
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A target, as check takes it.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    seq_len: SeqLen = None,
+    config_a: ConfigA = None,
+    config_b: ConfigB = None,
+    inputs_a: InputsA = None,
+    inputs_b: InputsB = None,
+    equal_values: EqualValues = False,
+    format: FormatOption = Format.rich,
+    output: Output = None,
+    trust: Trust = False,
+) -> int:
+    """Compare how A and B encode positions: the same maps or not, from which position on, by how much."""
+    from pediag.diff import diff as made
+    from pediag.report import diff as drawing
+    from pediag.report import json
+
+    loading = _loading(seq_len, None, None, None, None, trust)
+    if output is not None:
+        terminal.refuse_unwritable(output, _read_of([a, b], [config_a, config_b]))
+    with terminal.Progress() as progress, terminal.stdout_to_stderr():
+        found = made(
+            a,
+            b,
+            seq_len=seq_len,
+            config_a=config_a,
+            config_b=config_b,
+            inputs_a=inputs_a or (),
+            inputs_b=inputs_b or (),
+            equal_values=equal_values,
+            trust=loading["trust"],
+            progress=progress,
+        )
+    if format is Format.json:
+        terminal.write(json.dump(drawing.as_json(found)), output)
+    else:
+        width = drawing.plain_width(found)
+        text = terminal.drawn(lambda console: drawing.render(found, console), width, plain=output is not None)
+        terminal.write(text, output)
+    return found.exit_code()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -348,11 +420,14 @@ def _listed(
         raise UsageError("--statistics is a table: it needs --format rich")
     listing = named(words)
     if output is not None:
-        specs = [target.spec for target in listing.targets]
-        paths = [Path(part) for spec in specs for part in (spec, spec.rpartition(":")[0]) if part]
-        inside = [path / "config.json" for path in paths]
-        terminal.refuse_unwritable(output, [*paths, *inside, *([config] if config else [])])
+        terminal.refuse_unwritable(output, _read_of([target.spec for target in listing.targets], [config]))
     return listing
+
+
+def _read_of(specs: Sequence[str], configs: Sequence[Path | None]) -> list[Path]:
+    """The files that are read of targets, and configs, over which no report is written."""
+    paths = [Path(part) for spec in specs for part in (spec, spec.rpartition(":")[0]) if part]
+    return [*paths, *(path / "config.json" for path in paths), *(config for config in configs if config)]
 
 
 def _each(listing: Listing, function: str, options: dict[str, Any], jobs: int) -> _Done:
