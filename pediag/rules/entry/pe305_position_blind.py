@@ -28,8 +28,9 @@ It is often said that without positions the attention of a reversed sentence equ
 The outputs are equivariant: the same vectors, permuted. They are equal only after pooling. A causal mask
 breaks the symmetry: the number of tokens before tells the place, and decoders without encodings are
 published and work, so they get a note. A model with an encoding anywhere is silent, even if one of its
-towers has none. Attention over a fixed number of patches or channels is not judged, since a table of fixed
-size cannot be told from other weights.
+towers has none. Where stored position ids are one id for all tokens, the ids are at fault and PE208 speaks.
+Attention over a fixed number of patches or channels is not judged, since a table of fixed size cannot be told
+from other weights.
 
 A module that takes vectors may be given positions in them, and a model of sets is meant to be blind: hence
 the warning. Mark inputs that hold positions with ``pediag.positions`` in ``example_inputs``.
@@ -54,6 +55,7 @@ from typing import TYPE_CHECKING
 from pediag.rules.entry._common import complete, line_of, place
 from pediag.rules.finding import Evidence, Finding, Fix
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.rules.state._stored_ids import alike
 
 if TYPE_CHECKING:
     from pediag.trace import Attention, Node, Trace
@@ -113,6 +115,8 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise NotApplicable(f"no position encoding, but {source.op_name} along the tokens knows order")
     if trace.places:
         raise CouldNotCheck(FIXED)
+    if name := alike(facets, trace):
+        raise NotApplicable(f"the stored ids in {name} are all alike, which PE208 tells")
     yield _finding(facets, trace, along)
 
 

@@ -22,6 +22,8 @@ wrong entry, and how many ids are missing and doubled, are told.
 In a file the list must nearly count up: anything else may be another index. Of a list (N,) without a table of N rows
 the finding is a note; a list (1, N) is one of ids. Ids that are exact in a floating dtype are fine.
 
+One id for all tokens is a model without positions as well: this finding stands for that of PE305.
+
 ## Known limits
 
 - Ids that rise with many gaps, and orders with few different steps, may be meant (a choice of rows, a scan of a grid).
@@ -41,8 +43,7 @@ Write ``torch.arange(n)`` in its place, or leave it out of the file; exclude who
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -51,13 +52,12 @@ from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 from pediag.rules.state import _ids
 from pediag.rules.state._ids import Damage
+from pediag.rules.state._stored_ids import Ids, listed, of_model
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
     from pediag.targets import LazyTensor
-    from pediag.trace import Node, Trace
 
     Floats = NDArray[np.float64]
 
@@ -69,16 +69,6 @@ MOST = 1 << 22
 
 PEEKED = 16
 """Entries that tell whether the rest of a list in a floating dtype is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    """Stored ids that a lookup reads: their leaf, the operation, rows of the table, and the encoding it belongs to."""
-
-    leaf: Node
-    operation: Node
-    rows: int
-    encoding: str
 
 
 @rule(
@@ -95,7 +85,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     trace = facets.structural
     judged, lacking = 0, ""
     read: set[str] = set()
-    for one, numbers in _of_model(facets, trace) if trace is not None else ():
+    for one, numbers in of_model(facets, trace) if trace is not None else ():
         read.update(one.leaf.names)
         if isinstance(numbers, str):
             lacking = lacking or numbers
@@ -113,101 +103,6 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise CouldNotCheck(lacking)
     if not judged:
         raise NotApplicable("no position ids are stored")
-
-
-# -- ids that a model looks up with -------------------------------------------------------------------------
-
-
-def _of_model(facets: Facets, trace: Trace) -> Iterator[tuple[_Ids, Floats | str]]:
-    """The lists that are looked up with, with their numbers or why there are none; not those of one kind of token."""
-    for one in _looked_up(facets, trace):
-        numbers = _numbers(trace, one.leaf)
-        kinds = (
-            isinstance(numbers, str) or numbers is None or one.rows >= len(numbers) or np.ptp(numbers) != 0
-        )
-        if numbers is not None and kinds:
-            yield one, numbers
-
-
-def _looked_up(facets: Facets, trace: Trace) -> Iterator[_Ids]:
-    """Each stored list of ids along the tokens, with the first table that it is used for."""
-    from pediag.encodings import program
-    from pediag.trace import Node, Provenance
-    from pediag.trace.graph import nodes_in
-
-    seen: set[Node] = set()
-    for node in trace.graph.nodes:
-        name, args, _ = program.call(node)
-        if name not in program.LOOKUPS or not isinstance(args[0], Node):
-            continue
-        table = args[0]
-        indices = [item for item in nodes_in(args[1:]) if not item.dtype.is_floating_point]
-        if len(indices) != 1 or not table.dtype.is_floating_point or table.provenance is Provenance.CONTENT:
-            continue
-        index = indices[0]
-        leaf = _stored_ids(index) if set(index.shape) & trace.lengths.sequence else None
-        if leaf is not None and leaf not in seen:
-            seen.add(leaf)
-            yield _Ids(leaf, node, _rows(name, table, args), _reader(facets, table))
-
-
-def _stored_ids(index: Node) -> Node | None:
-    """The stored list that an index is a part, cast or view of, up to a number that is added."""
-    from pediag.encodings import program
-    from pediag.trace import Node
-
-    current: Node | None = index
-    while current is not None and not program.is_stored(current):
-        _, args, _ = program.call(current)
-        operands = [item for item in args if isinstance(item, Node)]
-        current = operands[0] if len(operands) == 1 or program.call(current)[0] in program.LOOKUPS else None
-    return current if current is not None and _listed(current.shape) else None
-
-
-def _listed(shape: tuple[int, ...]) -> bool:
-    """Whether a shape is (.., N) of one list, or of one for each text."""
-    return len(shape) <= 2 and bool(shape) and shape[-1] >= _ids.LEAST
-
-
-def _rows(name: str, table: Node, args: tuple[Any, ...]) -> int:
-    """Rows of the table that a lookup reads."""
-    axis = 0
-    if name == "index":
-        axis = next((place for place, item in enumerate(args[1]) if item is not None), 0)
-    elif name in ("index_select", "gather"):
-        axis = int(args[1])
-    return table.shape[axis]
-
-
-def _reader(facets: Facets, table: Node) -> str:
-    """The encoding that reads a table, by name."""
-    from pediag.trace import ancestors
-
-    parts = ancestors(table)
-    for encoding in facets.encodings:
-        held = getattr(encoding, "table", None)
-        if held is not None and held.leaf in parts:
-            return encoding.id
-    return ""
-
-
-def _numbers(trace: Trace, leaf: Node) -> Floats | str | None:
-    """(N,) the ids; None for lists that differ from text to text; why, where they have no numbers."""
-    from pediag.trace import Unavailable
-
-    try:
-        return _list(trace.value(leaf))
-    except Unavailable as reason:
-        return f"{reason}: give a checkpoint or a model with its buffers"
-
-
-def _list(value: torch.Tensor) -> Floats | None:
-    import torch
-
-    lists = value.reshape(-1, value.shape[-1])
-    if lists.shape[0] > 1 and not bool((lists == lists[:1]).all()):
-        return None
-    return np.asarray(lists[0].to(torch.float64).numpy(), dtype=np.float64)
 
 
 # -- lists in a file ----------------------------------------------------------------------------------------
@@ -241,16 +136,16 @@ def _opened(tensor: LazyTensor) -> Floats | None:
     value = tensor.load()
     if value.is_meta or value.is_quantized:
         return None
-    head = _list(value[..., :PEEKED])
+    head = listed(value[..., :PEEKED])
     if floating and (head is None or np.abs(head - head[0] - np.arange(len(head))).max() > _ids.SLIPS):
         return None
-    return _list(value)
+    return listed(value)
 
 
 # -- what is said -------------------------------------------------------------------------------------------
 
 
-def _of_lookup(facets: Facets, one: _Ids, found: Damage, count: int) -> Finding:
+def _of_lookup(facets: Facets, one: Ids, found: Damage, count: int) -> Finding:
     name = one.leaf.names[0]
     where = place(name.rpartition(".")[0], one.operation.frame, one.encoding)
     return _finding(facets, name, found, count, where, None)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pediag
 from tests.rules._fixtures import load, marked_lines
 from tests.rules.state._files import IDS, changed, findings
 
@@ -106,3 +107,34 @@ ORDERS = {
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders_that_may_be_meant(name: str) -> None:
     assert not findings(FIXTURE.Encoder(FIXTURE.Looked(ORDERS[name])).eval(), "PE208", 200)
+
+
+class Counted(nn.Module):
+    """Rows of a table by ids that forward makes."""
+
+    def __init__(self, make: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.make, self.rows = make, nn.Embedding(512, 48)
+
+    def forward(self, n: int) -> Tensor:
+        return self.rows(self.make(n))
+
+
+@pytest.mark.parametrize(
+    ("position", "code"),
+    [
+        (FIXTURE.Looked(torch.zeros(1, 512, dtype=torch.long)), "PE208"),
+        (FIXTURE.Looked(torch.full((1, 512), 7)), "PE208"),
+        (Counted(lambda n: torch.zeros(1, n, dtype=torch.long)), "PE305"),
+        (Counted(lambda n: torch.arange(n)[None] * 0), "PE305"),
+        (Counted(lambda n: torch.arange(n)[None]), None),
+    ],
+    ids=["stored zeros", "stored sevens", "zeros in code", "times zero in code", "sound"],
+)
+def test_one_id_for_all_is_one_finding(position: nn.Module, code: str | None) -> None:
+    """The stored ids are at fault: PE208 alone; the code is: PE305 alone."""
+    report = pediag.check(FIXTURE.Encoder(position).eval(), select=["PE208", "PE305"], seq_len=200)
+    assert [finding.code for finding in report.findings] == ([code] if code else [])
+    if code == "PE208":
+        (blind,) = [outcome for outcome in report.outcomes if outcome.rule.code == "PE305"]
+        assert (blind.status, "PE208" in blind.reason) == ("not-applicable", True)
