@@ -49,10 +49,12 @@ import numpy as np
 
 from pediag.rules.entry._common import line_of, place, structural
 from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.reach._alike import Alike
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from pediag.encodings.program import Term
     from pediag.trace import Frame, Node, Trace
@@ -107,10 +109,11 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise CouldNotCheck(f"the forward pass stopped: {trace.failure.message}")
     tables = 0
     told: set[str] = set()
+    reader = Reader(trace)
     for module, node in _positions(trace):
         leaves = _tables(node)
         tables += len(leaves)
-        for found in _resampled(trace, node, leaves):
+        for found in _resampled(reader, node, leaves):
             name = found.leaf.names[0]
             if name not in told:
                 told.add(name)
@@ -144,7 +147,7 @@ def _tables(node: Node) -> list[Node]:
     ]
 
 
-def _resampled(trace: Trace, node: Node, leaves: list[Node]) -> Iterator[Resampled]:
+def _resampled(reader: Reader, node: Node, leaves: list[Node]) -> Iterator[Resampled]:
     from pediag.encodings import program
     from pediag.trace import ancestors
 
@@ -153,31 +156,30 @@ def _resampled(trace: Trace, node: Node, leaves: list[Node]) -> Iterator[Resampl
     for term in program.summands(node):
         inside = ancestors(term.node)
         for leaf in leaves:
-            if leaf in inside and program.lookup(term, trace.lengths) is None:
-                found = _read(trace, term, leaf, [part for part in inside if part.op_name in RESAMPLERS])
+            if leaf in inside and program.lookup(term, reader.trace.lengths) is None:
+                found = _read(reader, term, leaf, [part for part in inside if part.op_name in RESAMPLERS])
                 if found is not None:
                     yield found
 
 
-def _read(trace: Trace, term: Term, leaf: Node, resamplers: list[Node]) -> Resampled | None:
+def _read(reader: Reader, term: Term, leaf: Node, resamplers: list[Node]) -> Resampled | None:
     from pediag.trace import Unavailable, ancestors
 
     resamplers = sorted((part for part in resamplers if leaf in ancestors(part)), key=lambda part: part.index)
     frame = resamplers[0].frame if resamplers else term.node.frame
-    for axis, size in enumerate(leaf.shape):
-        if size < SMALLEST:
-            continue
-        try:
-            rows = _rows(trace, term, leaf, axis)
-        except Unavailable:
-            grid = bool(resamplers) and "1d" not in resamplers[0].op_name
-            return Resampled(leaf, size, None, frame, grid) if _resized(resamplers) else None
-        if rows is None or np.abs(rows - np.rint(rows)).max() <= BETWEEN:
+    try:
+        read = reader.rows(term, leaf)
+    except Unavailable:
+        grid = bool(resamplers) and "1d" not in resamplers[0].op_name
+        size = next(size for size in leaf.shape if size >= SMALLEST)
+        return Resampled(leaf, size, None, frame, grid) if _resized(resamplers) else None
+    for axis, rows in read.items():
+        if np.abs(rows - np.rint(rows)).max() <= BETWEEN:
             continue
         if _straight(rows):
-            return Resampled(leaf, size, rows, frame, False)
+            return Resampled(leaf, leaf.shape[axis], rows, frame, False)
         if _resized(resamplers):
-            return Resampled(leaf, size, rows, frame, True)
+            return Resampled(leaf, leaf.shape[axis], rows, frame, True)
     return None
 
 
@@ -186,28 +188,68 @@ def _resized(resamplers: list[Node]) -> bool:
     return any(part.numel != next(part.inputs()).numel for part in resamplers)
 
 
-def _rows(trace: Trace, term: Term, leaf: Node, axis: int) -> NDArray[np.float64] | None:
-    """The row number (N,) that each token reads along ``axis`` of ``leaf``; None when it reads no single axis of it.
+class Reader:
+    """Finds the rows that tokens read of tables; what equal layers do is computed once."""
 
-    Raises Unavailable.
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._alike = Alike()
+        self._found: dict[int, dict[int, NDArray[np.float64]] | None] = {}
+
+    def rows(self, term: Term, leaf: Node) -> dict[int, NDArray[np.float64]]:
+        """For each axis of ``leaf`` that tokens read along, the row number (N,) of each. Raises Unavailable."""
+        from pediag.trace import Unavailable
+
+        key = self._alike.number(term.root, leaf, term.others)
+        if key not in self._found:
+            try:
+                self._found[key] = _rows(self.trace, term, leaf)
+            except Unavailable:
+                self._found[key] = None
+        found = self._found[key]
+        if found is None:
+            raise Unavailable("the rows that are read cannot be computed")
+        return found
+
+
+def _rows(trace: Trace, term: Term, leaf: Node) -> dict[int, NDArray[np.float64]]:
+    """Axis of ``leaf`` -> the row number (N,) that each token reads along it, of the axes that are read by tokens.
+
+    Zeros and ones in place of the table come first: where the weights of the rows are not the same for all tokens,
+    no axis is read. Raises Unavailable.
     """
     import torch
 
     from pediag.encodings.program import ramp, token_axis
     from pediag.trace.evaluate import Evaluator
 
-    one_row = ramp(leaf.shape, axis)[tuple(slice(None if k == axis else 1) for k in range(len(leaf.shape)))]
-    evaluator = Evaluator(_wide())
-    zero, one, number, double = (
-        term.value(evaluator, {leaf: value.expand(leaf.shape)})
-        for value in (one_row * 0, one_row * 0 + 1, one_row, one_row * 2)
+    evaluator, double = Evaluator(_wide()), torch.float64
+    axes = [axis for axis, size in enumerate(leaf.shape) if size >= SMALLEST]
+    if not axes:
+        return {}
+    zero, one = (
+        term.value(evaluator, {leaf: torch.full((), k, dtype=double).expand(leaf.shape)}) for k in (0, 1)
     )
-    linear = torch.allclose(double - zero, 2 * (number - zero), rtol=1e-6, atol=1e-6)
-    where = token_axis(number - zero, trace.lengths)
-    if not linear or where is None or where[1] != "sequence":
-        return None
-    weights, rows = (_by_token(part - zero, where[0]) for part in (one, number))
-    return _quotient(weights, rows)
+    columns = {axis: _column(one - zero, axis) for axis in _token_axes(one, trace)}
+    if not any(columns.values()):
+        return {}
+    read = {}
+    for axis in axes:
+        row = ramp(leaf.shape, axis)[tuple(slice(None if k == axis else 1) for k in range(len(leaf.shape)))]
+        number, twice = (
+            term.value(evaluator, {leaf: value.expand(leaf.shape)}) - zero for value in (row, row * 2)
+        )
+        where = token_axis(number, trace.lengths)
+        column = columns.get(where[0]) if where is not None and where[1] == "sequence" else None
+        if column is not None and torch.allclose(twice, 2 * number, rtol=1e-6, atol=1e-6):
+            assert where is not None
+            read[axis] = np.asarray(_by_token(number, where[0])[column.kept, column.place] / column.weight)
+    return read
+
+
+def _token_axes(value: Tensor, trace: Trace) -> list[int]:
+    """The axes of a value that may run along the tokens."""
+    return [axis for axis, size in enumerate(value.shape) if size in trace.lengths.sequence]
 
 
 def _wide() -> Lane:
@@ -229,21 +271,31 @@ def _wide() -> Lane:
     return Wide()
 
 
-def _by_token(value: Any, axis: int) -> NDArray[np.float64]:
+def _by_token(value: Tensor, axis: int) -> NDArray[np.float64]:
     """(N, rest) with the tokens first."""
     flat: NDArray[np.float64] = value.movedim(axis, 0).reshape(value.shape[axis], -1).numpy()
     return flat
 
 
-def _quotient(weights: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Row numbers of the first column that has a weight for every token, tokens outside the table left out."""
-    inside = np.abs(weights) > 0
-    column = int(inside.sum(axis=0).argmax())
-    kept = inside[:, column]
-    weight = weights[kept, column]
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a value (N, rest): the tokens that a table weighs in, and its weight in them."""
+
+    place: int
+    kept: NDArray[np.bool_]
+    weight: NDArray[np.float64]
+
+
+def _column(weights: Tensor, axis: int) -> Column | None:
+    """The first column that has a weight for most tokens; None unless it is the same for all inside the table."""
+    flat = _by_token(weights, axis)
+    inside = np.abs(flat) > 0
+    place = int(inside.sum(axis=0).argmax())
+    kept = inside[:, place]
+    weight = flat[kept, place]
     if weight.size < SMALLEST or np.ptp(weight) > SAME_WEIGHT * np.abs(weight).max():
         return None
-    return np.asarray(numbers[kept, column] / weight)
+    return Column(place, kept, weight)
 
 
 def _straight(rows: NDArray[np.float64]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pediag
+from pediag.encodings.program import Term
+from pediag.rules.reach import pe505_table_resampled
 from tests.rules.reach._reach import FIXTURES, cases, findings, points_at_the_mark
 
 STEM = "pe505_table_resampled"
@@ -127,3 +130,61 @@ def test_tables_of_absurdly_many_rows_are_not_counted(
         counted((1 << 30, 64), 0)
     assert "memory" not in outcome.reason
     assert not outcome.findings
+
+
+class RelativeProjections(nn.Module):
+    """Sines of the distance, projected by each layer's own weight, as in Transformer-XL and XLNet."""
+
+    def __init__(self, layers: int, stretched: bool = False) -> None:
+        super().__init__()
+        self.stretched = stretched
+        self.embed = nn.Embedding(97, 32)
+        self.rows = nn.ParameterList(torch.randn(64, 32) for _ in range(layers))
+        self.qkv = nn.ModuleList(nn.Linear(32, 96) for _ in range(layers))
+        self.place = nn.ParameterList(torch.randn(32, 32) for _ in range(layers))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, n = self.embed(ids), ids.shape[1]
+        angle = torch.arange(n)[:, None] * 1e4 ** (-torch.arange(0, 32, 2) / 32)
+        waves = torch.cat((angle.sin(), angle.cos()), -1)
+        for rows, project, place in zip(self.rows, self.qkv, self.place, strict=True):
+            q, k, v = project(x).chunk(3, -1)
+            k = k + waves @ place
+            if self.stretched:
+                k = k + F.interpolate(rows.T[None], n, mode="linear", align_corners=True)[0].T
+            x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x
+
+
+@pytest.mark.parametrize(("stretched", "programs"), [(False, 1), (True, 2)])
+def test_equal_layers_are_computed_once(
+    stretched: bool, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work does not grow with the layers: one computation of each program, in which a weight may be any."""
+    computed = []
+    rows = pe505_table_resampled._rows
+    monkeypatch.setattr(
+        pe505_table_resampled, "_rows", lambda *given: computed.append(given[2]) or rows(*given)
+    )
+    found = findings(RelativeProjections(6, stretched).eval(), "PE505", seq_len=128)
+    assert len(computed) == programs
+    assert len(found) == (6 if stretched else 0)
+
+
+def test_weights_that_mix_positions_are_left_after_zeros_and_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token gives them weights of its own, so no row number has to be looked for."""
+    given: list[float] = []
+    rows, value = pe505_table_resampled._rows, Term.value
+
+    def counting(term: Term, evaluator: Any, values: Any = None) -> Tensor:
+        given.extend(float(one.sum()) / one.numel() for one in (values or {}).values())
+        return value(term, evaluator, values)
+
+    def watched(*parts: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(Term, "value", counting)
+            return rows(*parts)
+
+    monkeypatch.setattr(pe505_table_resampled, "_rows", watched)
+    assert not findings(RelativeProjections(1).eval(), "PE505", seq_len=128)
+    assert given == [0.0, 1.0]
