@@ -14,6 +14,7 @@ from pediag.encodings.additive import attach
 from pediag.encodings.model import Alibi, Clipped, Encoding, Floats, Mask, Unrecognised
 from pediag.encodings.program import call, leaf_names
 from pediag.encodings.relative import reads, relative
+from pediag.encodings.scores import HIDDEN
 from pediag.theory.alibi import identify_slopes
 from pediag.theory.alibi import slopes as published
 from pediag.trace.evaluate import Unavailable
@@ -24,8 +25,8 @@ from pediag.trace.session import Trace
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-HIDDEN = -9e3
-"""A score with this much added (in logits) is hidden; 1e4 is the usual infinity of half precision."""
+FADED = -50.0
+"""A bias that is either nothing or below this is a mask: exp(-50) is 2e-22. Swin hides other regions with -100."""
 
 LINEAR_RTOL = 0.02
 """A bias is linear in distance up to this share of its range: bfloat16 rounding, twice over."""
@@ -137,7 +138,7 @@ def _bias(trace: Trace, site: Site, node: Node, join: _Join) -> Iterator[Encodin
         if not tables:
             yield _unknown("bias")
         return
-    matrix = _per_head(value, _score_shape(site, value, trace.lengths), trace.lengths.batch)
+    matrix = per_head(value, _score_shape(site, value, trace.lengths), trace.lengths.batch)
     if matrix is None:
         yield _unknown("bias")
     elif join.kind in ("hide", "show"):
@@ -164,33 +165,67 @@ def _gate(matrix: Floats) -> Iterator[Encoding]:
 
 def _summed(matrix: Floats) -> Iterator[Encoding]:
     """The linear bias and the mask in numbers (H, N, M); unrecognised when something else is left."""
-    shown = ~((matrix <= HIDDEN) | np.isnan(matrix))
+    shown = shown_by(matrix)
     visible = np.asarray(shown.any(axis=0))
-    known = np.where(shown & visible, matrix, 0.0)
-    still = _without_rows(known, visible)
+    known = np.where(shown, matrix, 0.0)
+    still = without_rows(known, shown)
     if np.abs(still).max() > 1e-6 * max(1.0, float(np.abs(known).max())):
-        yield _alibi(known, visible) or _unknown("bias")
+        yield _alibi(known, shown) or _soft_mask(known, shown) or _unknown("bias")
     yield from _mask(visible, -np.inf)
 
 
-def _without_rows(matrix: Floats, visible: Bools) -> Floats:
-    """The matrix with the mean over the visible keys of each row taken off: what softmax sees."""
+def shown_by(matrix: Floats, factor: float = 1.0) -> Bools:
+    """Which keys a bias (H, N, M) leaves to each query, when scores and bias were multiplied with ``factor``."""
+    return ~((matrix <= HIDDEN * min(factor, 1.0)) | np.isnan(matrix))
+
+
+def _soft_mask(known: Floats, shown: Bools) -> Mask | None:
+    """A bias that is nothing for some keys and very low for the others: it hides them."""
+    low = known[shown & (known != 0)]
+    if low.size and low.max() <= FADED and low.max() == low.min():
+        seen = np.asarray((shown & (known == 0)).any(axis=0))
+        offset = _offsets(*seen.shape)
+        causal = not seen[offset > 0].any()
+        mask = _mask_of(causal, _window(seen, offset, causal) if not seen.all() else None)
+        mask.parameters["fill"] = float(low.max())
+        return mask
+    return None
+
+
+def _offsets(rows: int, keys: int) -> Ints:
+    """Key minus query, (N, M)."""
+    return np.asarray(np.arange(keys)[None, :] - np.arange(rows)[:, None])
+
+
+def without_rows(matrix: Floats, visible: Bools) -> Floats:
+    """The matrix (H, N, M) with the mean over the visible keys of each row taken off: what softmax sees."""
     count = np.maximum(visible.sum(axis=-1, keepdims=True), 1)
     mean = (matrix * visible).sum(axis=-1, keepdims=True) / count
     return np.asarray((matrix - mean) * visible)
 
 
-def _per_head(value: torch.Tensor, shape: tuple[int, int], batch: int) -> Floats | None:
-    """(H, N, M) numbers of a value that broadcasts to scores (..., N, M), batch taken at 0."""
+def per_head(value: torch.Tensor, shape: tuple[int, int], batch: int) -> Floats | None:
+    """(H, N, M) numbers of a value that broadcasts to scores (..., N, M), the first text alone.
+
+    Windows that are folded into the batch count as heads where they differ.
+    """
     rows, keys = shape
     while value.dim() < 3:
         value = value[None]
     if value.shape[-1] not in (1, keys) or value.shape[-2] not in (1, rows):
         return None
-    while value.dim() > 3:
-        value = value.select(0 if value.shape[0] in (1, batch) or value.dim() > 4 else 1, 0)
-    value = _unfolded(value, batch)
+    if value.shape[0] == batch or value.dim() > 4:
+        value = value[:1] if value.dim() > 3 else value
+    if value.dim() > 3:
+        value = value.flatten(0, -4)
+        value = (value[:1] if _all_equal(value) else value).flatten(0, 1)
+    else:
+        value = _unfolded(value, batch)
     return np.asarray(value.to(torch.float64).expand(-1, rows, keys).numpy())
+
+
+def _all_equal(value: torch.Tensor) -> bool:
+    return value.shape[0] == 1 or bool((value == value[:1]).all())
 
 
 def _score_shape(site: Site, value: torch.Tensor, lengths: Lengths) -> tuple[int, int]:
@@ -250,44 +285,50 @@ def _mask_of(causal: bool, window: int | None) -> Mask:
 # -- linear biases -----------------------------------------------------------------------------------------
 
 
-def _alibi(matrix: Floats, visible: Bools) -> Alibi | None:
+def _alibi(matrix: Floats, shown: Bools) -> Alibi | None:
     """The linear bias that (H, N, M) is on the keys seen, else None."""
-    rows, keys = matrix.shape[1:]
-    offset = np.arange(keys)[None, :] - np.arange(rows)[:, None]
-    past = visible & (offset <= 0)
-    slopes = _slopes(matrix, offset, past)
-    shapes = {
-        "distance": -np.abs(offset),
-        "key": offset,
-        "past": np.minimum(offset, 0),
-    }
+    offset = _offsets(*matrix.shape[1:])
+    past, future = shown & (offset <= 0), shown & (offset >= 0)
+    falls = _slopes(matrix, offset, past)
+    ahead = -_slopes(matrix, offset, future)
+    slopes = np.where(_has_pairs(past), falls, ahead)
+    shapes = {"distance": -np.abs(offset), "key": offset, "past": np.minimum(offset, 0)}
     for form, shape in shapes.items():
-        if _is_linear(matrix, slopes, shape, visible):
-            return _alibi_of(slopes, _form(form, matrix, visible, offset))
-    return None
+        if _is_linear(matrix, slopes[:, None, None] * shape, shown):
+            return _alibi_of(slopes, _form(form, matrix, shown, offset))
+    sides = falls[:, None, None] * np.minimum(offset, 0) - ahead[:, None, None] * np.maximum(offset, 0)
+    if not _is_linear(matrix, sides, shown):
+        return None
+    found = _alibi_of(slopes, "sides")
+    found.parameters["ahead"] = [float(f"{slope:.6g}") for slope in ahead]
+    return found
 
 
-def _slopes(matrix: Floats, offset: Ints, past: Bools) -> Floats:
-    """Least-squares rise of each head along the past keys of each row, shape (H,), in logits per token."""
-    x = _without_rows(np.asarray(offset, dtype=np.float64), past)
-    y = _without_rows(matrix, past)
-    return np.asarray((y * x).sum(axis=(1, 2)) / max(float((x * x).sum()), 1e-30))
+def _has_pairs(seen: Bools) -> Bools:
+    """Whether a head (H,) sees two keys of one row in (H, N, M)."""
+    return np.asarray((seen.sum(axis=-1) > 1).any(axis=-1))
 
 
-def _is_linear(matrix: Floats, slopes: Floats, shape: Ints, visible: Bools) -> bool:
-    """Whether every head is its slope times ``shape``, up to a constant per row."""
-    left = matrix - slopes[:, None, None] * shape
-    off = np.abs(_without_rows(left, visible)).max(axis=(1, 2))
-    scale = np.abs(_without_rows(matrix, visible)).max(axis=(1, 2))
+def _slopes(matrix: Floats, offset: Ints, seen: Bools) -> Floats:
+    """Least-squares rise of each head along the keys seen of each row, shape (H,), in logits per token."""
+    x = without_rows(np.broadcast_to(offset.astype(np.float64), matrix.shape), seen)
+    y = without_rows(matrix, seen)
+    return np.asarray((y * x).sum(axis=(1, 2)) / np.maximum((x * x).sum(axis=(1, 2)), 1e-30))
+
+
+def _is_linear(matrix: Floats, line: Floats, shown: Bools) -> bool:
+    """Whether every head is ``line`` (H, N, M), up to a constant per row."""
+    off = np.abs(without_rows(matrix - line, shown)).max(axis=(1, 2))
+    scale = np.abs(without_rows(matrix, shown)).max(axis=(1, 2))
     return bool(np.all(off <= LINEAR_RTOL * scale + 1e-6 * scale.max()) and scale.max() > 0)
 
 
-def _form(form: str, matrix: Floats, visible: Bools, offset: Ints) -> str:
+def _form(form: str, matrix: Floats, shown: Bools, offset: Ints) -> str:
     """On past keys alone all forms agree; then the one that was written: by key when the diagonal moves."""
-    if visible[offset > 0].any():
+    if shown[:, offset > 0].any():
         return form
     head = int(np.abs(matrix).max(axis=(1, 2)).argmax())
-    diagonal = np.diagonal(matrix[head])[np.diagonal(visible)]
+    diagonal = np.diagonal(matrix[head])[np.diagonal(shown[head])]
     return "key" if diagonal.size and np.ptp(diagonal) > 1e-3 * np.abs(matrix[head]).max() else "distance"
 
 
@@ -369,4 +410,4 @@ def _join_sides(first: Encoding, second: Encoding) -> None:
     first.leaves = sorted({*first.leaves, *second.leaves})
 
 
-__all__ = ["HIDDEN", "LINEAR_RTOL", "find"]
+__all__ = ["HIDDEN", "LINEAR_RTOL", "find", "per_head", "shown_by", "without_rows"]

@@ -14,6 +14,7 @@ _PREFIXES = {
     "sinusoidal": "sinusoid",
     "t5-buckets": "t5",
     "relative-table": "relative",
+    "content-relative": "term",
     "unrecognised": "signal",
 }
 

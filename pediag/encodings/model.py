@@ -122,7 +122,8 @@ class Learned(Encoding):
 class Alibi(Encoding):
     """A bias that falls linearly with distance. ``slopes`` has one entry a head, in logits per token.
 
-    ``form`` is "distance" (-s|i-j|), "key" (s*j up to a row constant) or "past" (zero for future keys).
+    ``form`` is "distance" (-s|i-j|), "key" (s*j up to a row constant), "past" (zero for future keys) or "sides"
+    (slopes of their own for future keys, in the parameter ``ahead``).
     """
 
     scheme: ClassVar[str] = "alibi"
@@ -163,6 +164,22 @@ class RelativeTable(Encoding):
 
     buckets: dict[int, int]
     table: Table
+
+
+@dataclass(slots=True, kw_only=True)
+class ContentRelative(Encoding):
+    """A row for each distance, multiplied with the query or the key and added to their score.
+
+    Transformer-XL, XLNet and conformers take rows of sinusoids, Music Transformer and DeBERTa trained ones. ``side``
+    says which of the two is multiplied; ``buckets`` maps key minus query to the row, and is empty where the distance
+    alone does not tell the row. ``rows`` are the rows by query and key, (N, M), -1 where hidden.
+    """
+
+    scheme: ClassVar[str] = "content-relative"
+
+    buckets: dict[int, int]
+    rows: NDArray[np.int64]
+    side: str
 
 
 @dataclass(slots=True, kw_only=True)

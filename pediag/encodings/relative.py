@@ -14,7 +14,7 @@ from pediag.encodings.model import Bucketed, Clipped, Encoding, RelativeTable, T
 from pediag.encodings.program import LOOKUPS, Exact, call, carrier, is_stored, leaf_names
 from pediag.theory.buckets import BucketMap, ClipMap, identify_bucket_map
 from pediag.trace.evaluate import Evaluator, Unavailable
-from pediag.trace.graph import Node, ancestors, nodes_in
+from pediag.trace.graph import Node, Provenance, ancestors, nodes_in
 from pediag.trace.session import Trace
 
 Ints = NDArray[np.int64]
@@ -42,15 +42,15 @@ def reads(trace: Trace, node: Node) -> Iterator[Read]:
         if name not in LOOKUPS or not isinstance(args[0], Node):
             continue
         indices = [item for item in nodes_in(args[1:]) if not item.dtype.is_floating_point and item.shape]
-        leaf = _trained_leaf(args[0])
+        leaf = _trained_leaf(args[0]) or _computed(args[0])
         if leaf is None or len(indices) != 1:
             continue
         read = Read(part, args[0], leaf, indices[0], _row_axis(name, args))
         read.map = _index_map(trace, indices[0])
         if read.map is None:
             read.map = _probed(trace, node, read)
-        if read.map is not None:
-            read.offsets = _by_offset(read.map)
+        if read.map is not None and np.ptp(read.map[read.map >= 0]) > 0:
+            read.offsets = by_offset(read.map)
             yield read
 
 
@@ -68,10 +68,15 @@ def _probed(trace: Trace, node: Node, read: Read) -> Ints | None:
     """(N, M) rows that reach a bias when its table is replaced by row numbers; -1 where a mask hides them."""
     evaluator = Evaluator(Exact())
     shape = read.table.shape
+    others = {
+        leaf: torch.zeros(leaf.shape, dtype=torch.float64)
+        for leaf in ancestors(node) - ancestors(read.table)
+        if is_stored(leaf) and leaf.trainable
+    }
     view = [-1 if axis == read.axis else 1 for axis in range(len(shape))]
     ramp = torch.arange(shape[read.axis], dtype=torch.float64).view(view).expand(shape)
     try:
-        zero, one, row = (evaluator(node, {read.table: t}) for t in (ramp * 0, ramp * 0 + 1, ramp))
+        zero, one, row = (evaluator(node, {**others, read.table: t}) for t in (ramp * 0, ramp * 0 + 1, ramp))
     except Unavailable:
         return None
     if row.dim() < 2 or not all(size in trace.lengths.sequence for size in row.shape[-2:]):
@@ -91,6 +96,15 @@ def _trained_leaf(table: Node) -> Node | None:
     return None
 
 
+def _computed(table: Node) -> Node | None:
+    """A table that forward computes from trained weights alone, such as one of a network over coordinates."""
+    if len(table.shape) != 2 or not table.dtype.is_floating_point or table.provenance is Provenance.CONTENT:
+        return None
+    made_of = ancestors(table)
+    trained = any(is_stored(part) and part.trainable for part in made_of)
+    return table if trained and not any(call(part)[0] in LOOKUPS for part in made_of) else None
+
+
 def _index_map(trace: Trace, index: Node) -> Ints | None:
     """(N, M) rows by query and key; a flat index of N M entries is folded, anything else is None."""
     try:
@@ -107,11 +121,13 @@ def _index_map(trace: Trace, index: Node) -> Ints | None:
         value = value.view(side, side)
     if value.dim() != 2 or value.shape[0] < 2 or value.shape[1] < 2:
         return None
+    if value.shape[0] == trace.lengths.batch and value.shape[1] in lengths:
+        return None
     return np.asarray(value.to(torch.int64).numpy())
 
 
-def _by_offset(rows: Ints) -> dict[int, int]:
-    """Row by key minus query; empty when one distance has several rows."""
+def by_offset(rows: Ints) -> dict[int, int]:
+    """Row by key minus query, of rows (N, M) with -1 where hidden; empty when one distance has several rows."""
     offset = np.arange(rows.shape[1])[None, :] - np.arange(rows.shape[0])[:, None]
     known = rows >= 0
     least, where, inverse = np.unique(offset[known], return_index=True, return_inverse=True)
