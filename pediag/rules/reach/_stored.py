@@ -18,12 +18,13 @@ WORDS = {
     "rotary": "table of cosines and sines",
     "position-ids": "buffer of position ids",
     "mask": "causal mask",
+    "alibi": "ALiBi bias",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A stored encoding with one row a token: its rows, and the row that position 0 reads."""
+    """A stored encoding with one row (of a bias, one key) a token: their number, and the row that position 0 reads."""
 
     encoding: Encoding
     rows: int
@@ -88,11 +89,12 @@ def _finding(n: int, one: Held) -> Finding:
     skipped = f", of which the first {one.first:,} are for padding," if one.first else ""
     needed = n + one.first
     what = f"The stored {WORDS[encoding.scheme]} `{name}`"
+    unit = "keys" if encoding.scheme == "alibi" else "rows"
     return Finding(
-        message=f"{what} has {one.rows:,} rows{skipped} and {needed:,} are needed for {n:,} tokens.",
+        message=f"{what} has {one.rows:,} {unit}{skipped} and {needed:,} are needed for {n:,} tokens.",
         effect=_effect(n, one),
         where=Where(name.rpartition(".")[0], encoding.id),
-        evidence=Evidence(one.rows, needed, one.limit, "rows", n),
+        evidence=Evidence(one.rows, needed, one.limit, unit, n),
         fix=Fix(_advice(needed, one)),
         severity=severity_of(encoding),
         scheme=encoding.scheme,
@@ -106,6 +108,8 @@ def _effect(n: int, one: Held) -> str:
         if one.encoding.doubt:
             return f"If this is the table of positions, {stand}. Uncertain: {one.encoding.doubt}."
         return f"{stand[0].upper()}{stand[1:]}: IndexError on the CPU, a device-side assert on CUDA."
+    if one.encoding.scheme == "alibi":
+        stand = stand.replace("row", "key")
     return f"{stand[0].upper()}{stand[1:]}, unless the code that reads it makes it longer; the file does not tell."
 
 
@@ -114,4 +118,6 @@ def _advice(needed: int, one: Held) -> str:
     name = f"`{one.encoding.leaves[0]}`"
     if one.encoding.scheme == "learned":
         return f"C{cut}, or resize {name} once to {needed:,} rows by interpolation and fine-tune it."
+    if one.encoding.scheme == "alibi":
+        return f"Keep the slopes alone and compute the bias for the keys at hand. Or: c{cut}."
     return f"Write {name} with {needed:,} rows; a formula makes it. Or: c{cut}."

@@ -3,7 +3,7 @@
 ## What it does
 
 Runs the model at the length asked about and looks at what happens to every table that positions index:
-learned rows, cached sinusoids, cached cosines and sines, buffers of position ids, mask buffers. It fires
+learned rows, cached sinusoids, cached cosines and sines, buffers of position ids, of masks and of biases. It fires
 when a lookup goes beyond the last row, when a slice comes out short and the sum or the mask then does not
 fit, and when nothing raises because the index is clamped or wraps around, so that many tokens read one row.
 Tables that grow on demand or are interpolated are silent.
@@ -22,9 +22,9 @@ that each token reads is found by replaying the model's own program with the tab
 numbers.
 
 Where nothing can be run, stored tables are held against the length: a learned one is an error, or a note where it
-may be another weight. Tables, ids and masks that a formula gives are a note, since code may lengthen them. Rows of
-zeros at the head are for padding; rows that are kept aside without being zero (OPT, BART) cannot be seen. A config
-alone tells of learned tables where its model type has one.
+may be another weight. Tables, ids, masks and ALiBi biases that a formula gives are a note, since code may lengthen
+them. Rows of zeros at the head are for padding; rows that are kept aside without being zero (OPT, BART) cannot be
+seen. A config alone tells of learned tables where its model type has one.
 
 ## Known limits
 

@@ -79,6 +79,25 @@ def test_what_a_formula_gives_is_a_note(tmp_path: Path, scheme: str) -> None:
     assert not judged(tmp_path, formulas()[scheme], "PE502", seq_len=64).findings
 
 
+@pytest.mark.parametrize("form", ["key", "distance", "past"])
+def test_a_stored_bias_ends_with_its_last_key(tmp_path: Path, form: str) -> None:
+    """Eight heads with slopes 1/2 .. 1/256 (Press et al.), for 64 keys: at the default length of 2,048 it has ended."""
+    slope = 0.5 ** torch.arange(1.0, 9.0)
+    offset = torch.arange(64.0)[None] - torch.arange(64.0)[:, None]
+    biases = {
+        "key": slope[:, None] * torch.arange(64.0),
+        "distance": -slope[:, None, None] * offset.abs(),
+        "past": slope[:, None, None] * offset.clamp(max=0),
+    }
+    state = {"bias": biases[form], **around()}
+    report = judged(tmp_path, state, "PE502")
+    (finding,) = report.findings
+    assert (finding.severity, finding.scheme, report.seq_len) == ("note", "alibi", 2048)
+    assert (finding.evidence.measured, finding.evidence.expected, finding.evidence.limit) == (64, 2048, 64)
+    assert "has 64 keys" in finding.message and "1,984 tokens stand beyond its last key" in finding.effect
+    assert not judged(tmp_path, state, "PE502", seq_len=64).findings
+
+
 def test_by_default_a_file_is_judged_at_its_own_length(tmp_path: Path) -> None:
     doubtful = torch.randn(96, 64, generator=torch.Generator().manual_seed(2))
     report = judged(tmp_path, {"a": doubtful, "b": walk(128), **around()}, "PE502")
