@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import pediag
 from pediag.rules.reach.pe501_theta_saturation import adequate_base, reach, severity_of
 from tests.rules._fixtures import load
+from tests.rules.reach._members import Attention, rotate
+from tests.rules.reach._reach import written
 
 FIXTURE = load("pe501_theta_saturation")
 
@@ -207,3 +209,68 @@ def test_a_window_declared_per_layer(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     spans = sorted(finding.evidence.expected for finding in findings(tmp_path))
     assert spans == [512, 8192]
+
+
+# -- public reports -----------------------------------------------------------------------------------------
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    sizes = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096}
+    return sizes | {"num_attention_heads": 32, "max_position_embeddings": 8192, **changes}
+
+
+REPORTS = {
+    "B040 karpathy/llama2.c#356: Code Llama exported without its base": (
+        llama(max_position_embeddings=16384, rope_theta=10000.0),
+        {"rope_theta": 1e6},
+        "warning",
+    ),
+    "B043 huggingface/nanotron#188: a converted Llama 3 at 10,000": (
+        llama(rope_theta=10000.0),
+        {"rope_theta": 5e5},
+        "note",
+    ),
+    "B046 vllm-project/vllm#42624: a default written over the nested base": (
+        llama(max_position_embeddings=16384, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        "warning",
+    ),
+    "B044 pytorch/torchtitan#3772: Qwen3's 1e6 becomes 1e4": (
+        llama(model_type="qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=1024, head_dim=128)
+        | {"num_attention_heads": 16, "max_position_embeddings": 24576, "rope_theta": 10000.0},
+        {"rope_theta": 1e6},
+        "warning",
+    ),
+}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_reported_configs(report: str, tmp_path: Path) -> None:
+    """B040 karpathy/llama2.c#356, B043 huggingface/nanotron#188, B046 vllm-project/vllm#42624, B044 torchtitan#3772."""
+    values, right, severity = REPORTS[report]
+    (finding,) = findings(written(tmp_path, values))
+    assert (finding.code, finding.severity, finding.evidence.measured) == ("PE501", severity, 1707)
+    assert not findings(written(tmp_path, values | right))
+
+
+class DefaultBase(Attention):
+    """The base is an argument with a default, and the call leaves it out."""
+
+    def __init__(self, **given: float) -> None:
+        super().__init__()
+        self.given = given
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.apply_rotary(q, **self.given), self.apply_rotary(k, **self.given)
+
+    def apply_rotary(self, x: Tensor, theta: float = 10000.0) -> Tensor:
+        angle = torch.outer(torch.arange(x.shape[-2]).float(), theta ** (-torch.arange(0, 32, 2) / 32))
+        return rotate(x, angle.cos(), angle.sin())
+
+
+def test_b041_easylm_117_a_base_that_is_never_passed_on() -> None:
+    """B041 young-geng/EasyLM#117: the configured base stays behind, and the default of the function acts."""
+    (finding,) = findings(DefaultBase().eval(), seq_len=4096)
+    assert finding.evidence.measured == first_below(1e4, 32, 4096)
+    assert first_below(5e6, 32, 4096) is None
+    assert not findings(DefaultBase(theta=5e6).eval(), seq_len=4096)
