@@ -108,7 +108,7 @@ def check(
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
-    rules = registry.select(registry.split(select), registry.split(ignore))
+    rules = registry.select(registry.split(select), registry.split(ignore, "ignore"))
     options = _options(seq_len, train_len, dtype, config, inputs, trust, gather)
     return _report(target, rules, options, progress, reference)
 

@@ -221,7 +221,7 @@ def check(
     """Judge how each TARGET encodes positions."""
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
     registry.select(select or (), ignore or ())
-    options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or ())}
+    options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or (), "ignore")}
     options["reference"] = reference
     listing = _listed(targets, output, config, statistics=statistics, format=format)
     done = _each(listing, "check", options, jobs)

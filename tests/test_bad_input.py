@@ -148,6 +148,8 @@ def model():
         ({"seq_len": True}, "seq_len must be a whole number"),
         ({"seq_len": 0}, "got 0"),
         ({"train_len": "12"}, "train_len must be a whole number"),
+        ({"select": ""}, "select: '' names no rule"),
+        ({"ignore": ["PE101", " "]}, "ignore: ' ' names no rule"),
         ({"select": "PE999"}, "unknown rule or prefix 'PE999'"),
         ({"inputs": "nonsense"}, "--input 'nonsense' cannot be read"),
         ({"config": {}}, "config must be the path of a config.json; got a dict"),

@@ -16,6 +16,7 @@ from pediag.encodings.model import Alibi, Bucketed, Encoding, Floats, Learned, R
 from pediag.targets import Config
 from pediag.targets.class_defaults import releases
 from pediag.targets.completed import Completed, completed
+from pediag.targets.config import PADDED, kept_aside
 from pediag.targets.declaration import TEXT, RopeDeclaration
 from pediag.theory._checks import TheoryError
 from pediag.theory.alibi import BIAS_EXPONENT, slopes
@@ -55,9 +56,6 @@ LEARNED = {
     "opt": "max_position_embeddings",
 }
 """Model types with a learned table, and the key of the tokens that it holds (transformers documentation)."""
-
-PADDED = frozenset("roberta xlm-roberta camembert xlm-roberta-xl longformer mpnet ibert xmod".split())
-"""Types that keep ``pad_token_id + 1`` rows of the declared number aside (fairseq's convention)."""
 
 
 def read(config: Config, seq_len: int | None = None) -> list[Encoding]:
@@ -309,7 +307,7 @@ def _learned(config: Config, path: str, values: Values) -> Iterator[Learned]:
     """A learned table; ``rows`` are the tokens that it holds, without rows that are kept aside."""
     kind = str(values.get("model_type"))
     if kind in PADDED and values.get("position_embedding_type", "absolute") == "absolute":
-        key, aside = "max_position_embeddings", _aside(values)
+        key, aside = "max_position_embeddings", kept_aside(values)
     elif kind in LEARNED and values.get("position_embedding_type", "absolute") == "absolute":
         key, aside = LEARNED[kind], 0
     else:
@@ -323,11 +321,6 @@ def _learned(config: Config, path: str, values: Values) -> Iterator[Learned]:
             parameters={"rows": rows, "aside": aside, "declared_as": key},
             **_source(config, path, key),
         )
-
-
-def _aside(values: Values) -> int:
-    pad = values.get("pad_token_id", 1)
-    return pad + 1 if isinstance(pad, int) and pad >= 0 else 0
 
 
 def _source(config: Config, path: str, key: str) -> dict[str, Any]:

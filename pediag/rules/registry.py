@@ -49,7 +49,7 @@ def select(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> tuple[Rule
     An entry is a code, a name or the beginning of a code (``PE``, ``PE3``, ``PE30``), in any case.
     Raises UsageError for an entry that names no rule, and when the two lists leave no rule.
     """
-    chosen, dropped = split(select), split(ignore)
+    chosen, dropped = split(select), split(ignore, "ignore")
     kept = {code for entry in chosen for code in _matches(entry)}
     kept = kept or {rule.code for rule in all_rules()}
     left = kept - {code for entry in dropped for code in _matches(entry)}
@@ -58,9 +58,16 @@ def select(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> tuple[Rule
     return tuple(rule for rule in all_rules() if rule.code in left)
 
 
-def split(entries: Iterable[str] | str) -> list[str]:
-    """Entries as given, with comma lists taken apart and blanks dropped."""
-    listed = [entries] if isinstance(entries, str) else entries
+def split(entries: Iterable[str] | str, option: str = "select") -> list[str]:
+    """Entries as given, with comma lists taken apart and what is blank between two commas dropped.
+
+    Raises UsageError for an entry without any code: nothing is not all. ``option`` is whose entries they are.
+    """
+    listed = [entries] if isinstance(entries, str) else list(entries)
+    for entry in listed:
+        if not entry.replace(",", "").strip():
+            advice = "give a code, a name or the beginning of a code (PE1), or leave it out"
+            raise UsageError(f"{option}: {entry!r} names no rule; {advice}")
     return [part.strip() for entry in listed for part in entry.split(",") if part.strip()]
 
 

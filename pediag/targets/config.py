@@ -60,6 +60,18 @@ SCALING_SECTIONS = ("rope_parameters", "rope_scaling")
 INDEX = "weight_map"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 
+PADDED = {
+    **dict.fromkeys(
+        """altclip_text_model bridgetower_text_model camembert clap_text_model data2vec-text ibert layoutlmv3 longformer
+        luke mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod""".split(),
+        1,
+    ),
+    **dict.fromkeys(("lilt", "markuplm"), 0),
+    "esm": None,
+}
+"""Type of model that keeps ``pad_token_id + 1`` rows of the declared length aside (fairseq's convention: positions
+start behind the one of padding) -> the id of padding where the config says none; None where there is none then."""
+
 _MISSING: Any = object()
 
 
@@ -151,14 +163,29 @@ def maximum_length(config: Config) -> int | None:
 
 
 def trained_length(config: Config) -> int | None:
-    """The length in tokens before any declared scaling; the maximum length where no scaling declares one."""
+    """The length in tokens before any declared scaling; the maximum length where no scaling declares one.
+
+    Rows that a model keeps aside are not counted: RoBERTa declares 514 and was trained with 512 tokens.
+    """
     for section in _text_values(config):
         scalings = [part for key in SCALING_SECTIONS if isinstance(part := section.get(key), dict)]
         per_layer = [part for scaling in scalings for part in scaling.values() if isinstance(part, dict)]
         for part in (*scalings, *per_layer, section):
             if (length := _as_length(part.get(ORIGINAL_LENGTH))) is not None:
                 return length
-    return maximum_length(config)
+    longest = maximum_length(config)
+    aside = max((kept_aside(section) for section in _text_values(config)), default=0)
+    return longest - aside if longest is not None and longest > aside else longest
+
+
+def kept_aside(values: Mapping[str, Any]) -> int:
+    """Rows of a learned table that no token gets, for the object of one model; 0 for most types."""
+    kind = str(values.get("model_type"))
+    if kind not in PADDED or values.get("position_embedding_type", "absolute") != "absolute":
+        return 0
+    pad = values.get("pad_token_id")
+    pad = PADDED[kind] if pad is None else pad
+    return pad + 1 if isinstance(pad, int) and not isinstance(pad, bool) and pad >= 0 else 0
 
 
 def looks_like_config(values: Mapping[Any, Any]) -> bool:

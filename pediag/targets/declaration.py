@@ -3,8 +3,9 @@
 Nothing is filled in and nothing is judged here. Imports no torch.
 
 Spellings: transformers 4 (``rope_theta``, ``rope_scaling``) and 5 (``rope_parameters``, also one per layer type),
-GPT-NeoX (``rotary_emb_base``, ``rotary_pct``), GPT-J (``rotary_dim``), ModernBERT and Gemma 3 (a base of their own for
-local layers), ChatGLM (``rope_ratio``), DeepSeek (``qk_rope_head_dim``), and what GGUF keys are translated to.
+GPT-NeoX (``rotary_emb_base``, ``rotary_pct``), GPT-J (``rotary_dim``), DBRX and MPT (``attn_config``), ModernBERT and
+Gemma 3 (a base of their own for local layers), ChatGLM (``rope_ratio``), DeepSeek (``qk_rope_head_dim``), and what GGUF
+keys are translated to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ BASES = {
     "rope_local_base_freq": "sliding_attention",
 }
 """Key of a rotary base beside the scaling -> the type of layers that it is for; empty for all."""
+
+ATTENTION = "attn_config"
+"""DBRX's and MPT's object of attention, which holds the base too; in MPT beside switches for ALiBi and rotation."""
 
 MODEL = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -118,11 +122,22 @@ def _section(config: Config, path: str, values: Values) -> Iterator[RopeDeclarat
     here = f"{path}." if path else ""
     around = _model(config, path, values)
     bases = {key: Said(values[key], here + key) for key in BASES if values.get(key) is not None}
+    if (said := of_attention(here, values)) is not None:
+        bases.setdefault("rope_theta", said)
     if "rope_ratio" in values and "original_rope" in values:
         yield _glm(here, path, str(model_type), values, around)
         return
     for layer_type, scaling in _scalings(here, values, bases):
         yield _one(path, layer_type, str(model_type), scaling, bases, around)
+
+
+def of_attention(here: str, values: Values) -> Said | None:
+    """The base inside the object of attention, where the model rotates; ``here`` is the path before its key."""
+    inner = values.get(ATTENTION)
+    if not isinstance(inner, Mapping) or inner.get("rope_theta") is None:
+        return None
+    turns = inner.get("rope") is True or not {"rope", "alibi"} & set(inner)
+    return Said(inner["rope_theta"], f"{here}{ATTENTION}.rope_theta") if turns else None
 
 
 def _one(

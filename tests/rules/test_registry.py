@@ -116,7 +116,7 @@ def test_find_names_the_nearest(three, given, nearest):
         (("PE3",), (), ["PE301", "PE302"]),
         (("pe30",), ("PE301",), ["PE302"]),
         (("theta-saturation, PE301",), (), ["PE301", "PE501"]),
-        (("PE302", "PE501", ""), ("PE5",), ["PE302"]),
+        (("PE302,,PE501,",), ("PE5",), ["PE302"]),
         ((), ("PE3",), ["PE501"]),
     ],
 )
@@ -128,6 +128,15 @@ def test_select_and_ignore(three, select, ignore, left):
 def test_an_unknown_entry_is_refused(three, select, ignore):
     with pytest.raises(UsageError, match="unknown rule or prefix"):
         registry.select(select, ignore)
+
+
+@pytest.mark.parametrize("blank", ["", "  ", ",", " , "])
+@pytest.mark.parametrize("option", ["select", "ignore"])
+def test_an_entry_without_a_code_is_refused(three, option, blank):
+    with pytest.raises(UsageError, match=f"^{option}: {blank!r} names no rule; give a code"):
+        registry.select(**{option: [blank]})
+    with pytest.raises(UsageError, match="names no rule"):
+        registry.select(**{option: ("PE3", blank)})
 
 
 def test_a_selection_that_leaves_nothing_is_refused(three):

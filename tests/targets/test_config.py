@@ -15,6 +15,7 @@ import pytest
 
 from pediag.errors import LoadError
 from pediag.targets import Config, maximum_length, trained_length
+from pediag.targets.config import PADDED
 from pediag.targets import config as config_module
 
 TEXT = """{
@@ -236,6 +237,34 @@ def test_a_config_that_holds_itself_ends() -> None:
         ({"max_position_embeddings": True}, None, None),
         ({"max_position_embeddings": -1}, None, None),
         ({"max_length": 20}, None, None),
+        # Rows that fairseq's models keep aside; max_seq_length of their tokenizers is 512, and 4096 of Longformer's.
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 514, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514}, 514, 512),
+        ({"model_type": "longformer", "max_position_embeddings": 4098, "pad_token_id": 1}, 4098, 4096),
+        ({"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}, 514, 512),
+        ({"model_type": "layoutlmv3", "max_position_embeddings": 514, "pad_token_id": 1}, 514, 512),
+        ({"model_type": "esm", "max_position_embeddings": 1026, "pad_token_id": 1}, 1026, 1024),
+        (
+            {
+                "model_type": "esm",
+                "max_position_embeddings": 1026,
+                "pad_token_id": 1,
+                "position_embedding_type": "rotary",
+            },
+            1026,
+            1026,
+        ),
+        ({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}, 512, 512),
+        ({"model_type": "opt", "max_position_embeddings": 2048, "pad_token_id": 1}, 2048, 2048),
+        ({"model_type": "roberta", "max_position_embeddings": 1, "pad_token_id": 1}, 1, 1),
+        (
+            {
+                "model_type": "clap",
+                "text_config": {"model_type": "clap_text_model", "max_position_embeddings": 514},
+            },
+            514,
+            512,
+        ),
     ],
 )
 def test_lengths(values: dict[str, object], maximum: int | None, trained: int | None) -> None:
@@ -254,3 +283,16 @@ def test_config_inputs_and_config_json_import_no_torch(tmp_path: Path) -> None:
     )
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+@pytest.mark.parametrize("kind", sorted(PADDED))
+def test_rows_that_are_kept_aside_are_those_of_transformers(kind: str) -> None:
+    """The first real token stands at the row after padding: ``cumsum(mask) + padding_idx``."""
+    transformers = pytest.importorskip("transformers", "5.0")
+    config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]()
+    assert config.pad_token_id == PADDED[kind]
+    folder = Path(transformers.__file__).parent / "models"
+    name = type(config).__module__.split(".")[-2]
+    text = "".join(path.read_text() for path in (folder / name).glob("modeling_*.py"))
+    assert "create_position_ids_from_input_ids" in text
+    assert "+ padding_idx" in text

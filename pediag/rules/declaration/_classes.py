@@ -73,7 +73,8 @@ def null_base(part: Part, layer: str = "") -> Said | None:
     """A base that is written as null beside the scaling, at a key that the class reads for one type of layers."""
     known = part.assumed
     for key, layers in known.reads.items() if known is not None else ():
-        if key in BASES and layer in layers and key in part.values and part.values[key] is None:
+        read = layer in layers if layer or "" in layers else known is not None and not known.layered
+        if key in BASES and read and key in part.values and part.values[key] is None:
             return Said(None, part.at(key))
     return None
 

@@ -26,11 +26,12 @@ that stands in ``rope_parameters`` alone counts as not read, for release 4 reads
 
 ## Known limits
 
-The base that the weights were trained with is not in the config; only ones of other checkpoints can be named. Silent
-where the type is absent or unknown to transformers (its own code may fix the base, as Baichuan's and ChatGLM's does),
-where the class has no such key (GPT-J), and for parts of a model that are not of text. Types with a base for each type
-of layers are judged by PE112 once they declare one. Values that no base can have, and null inside a scaling, are
-judged by PE102.
+The base that the weights were trained with is not in the config; only ones of other checkpoints can be named. A base
+inside DBRX's ``attn_config`` counts as declared, though transformers 5.24 turns DBRX by 10,000 whatever stands there
+(4.57.6 reads it). Silent where the type is absent or unknown to transformers (its own code may fix the base, as
+Baichuan's and ChatGLM's does), where the class has no such key (GPT-J), and for parts of a model that are not of text.
+Types with a base for each type of layers are judged by PE112 once they declare one. Values that no base can have, and
+null inside a scaling, are judged by PE102.
 
 ## Fix
 
@@ -64,7 +65,7 @@ from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets import trained_length
 from pediag.targets.class_defaults import Assumed, releases
-from pediag.targets.declaration import BASES, RopeDeclaration, Said
+from pediag.targets.declaration import BASES, RopeDeclaration, Said, of_attention
 from pediag.targets.families import count, published
 
 COMMON_DEFAULT = 10000.0
@@ -150,7 +151,8 @@ def _read(part: Part, known: Assumed) -> Said | None:
     if scaling.get("rope_theta") is not None:
         return Said(scaling["rope_theta"], part.at(f"{name}.rope_theta"))
     keys = [*known.reads, *(known.reads_with_scaling if scaling else ())]
-    return next((said for key in keys if key in BASES and (said := part.said(key))), None)
+    beside = next((said for key in keys if key in BASES and (said := part.said(key))), None)
+    return beside or of_attention(part.at(""), part.values)
 
 
 def _unread(part: Part) -> Said | None:
@@ -209,7 +211,7 @@ def _of_null(facets: Facets, part: Part, null: Said) -> Finding:
         ),
         effect="transformers raises TypeError when the model is built; the other reader turns by a base of its own.",
         where=Where(module=null.path, file=facets.config.source, line=facets.config.line_of(null.path)),
-        evidence=Evidence(measured=COMMON_DEFAULT, seq_len=facets.seq_len),
+        evidence=Evidence(measured="null", seq_len=facets.seq_len),
         fix=_fix(part, None),
         scheme="rotary",
     )

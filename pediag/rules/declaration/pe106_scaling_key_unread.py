@@ -34,8 +34,9 @@ fellows, finetuned, llama_4_scaling_beta, max_position_embeddings, Hunyuan's alp
 dynamic, Phi-3.5-MoE's mscales; on null; on a factor of 1 under default. original_max_position_embeddings
 under a type that does not read it is a note: it is a record. Where a config brings code of its own
 (auto_map) only misspelt keys and keys of another type are reported. A misspelt key that the type cannot do
-without is PE105's finding, an unknown type PE104's, a key beside the scaling PE110's. GGUF files are not
-judged: llama.cpp reads the same keys for all types.
+without is PE105's finding, an unknown type PE104's, a key beside the scaling PE110's. Of an ``alpha`` in the
+place of a factor PE105 speaks, and of one on top of a factor PE109, which knows what each reader makes of the
+two. GGUF files are not judged: llama.cpp reads the same keys for all types.
 
 ## Fix
 
@@ -150,7 +151,7 @@ def _faults(facets: Facets, declared: RopeDeclaration) -> Iterator[Fault]:
     kind = type_of(declared)
     if not kind:
         return
-    taken = {said.path for said in misspelt(declared, kind).values()}
+    taken = {said.path for said in misspelt(declared, kind).values()} | _of_others(declared, kind)
     unread = [said for said in _unread(declared, kind) if said.path not in taken]
     if declared.type is None:
         yield from _without_type(declared, unread)
@@ -159,6 +160,16 @@ def _faults(facets: Facets, declared: RopeDeclaration) -> Iterator[Fault]:
         fault = _unread_key(declared, kind, said)
         if fault is not None and (not own_code(facets) or _known(said)):
             yield fault
+
+
+def _of_others(declared: RopeDeclaration, kind: str) -> set[str]:
+    """The path of an ``alpha`` that another rule speaks of: alone it is PE105's, stacked on a factor PE109's."""
+    factor, alpha = given(declared, "factor"), given(declared, "alpha")
+    if kind != "dynamic" or alpha is None:
+        return set()
+    stretch = real(factor.value) if factor is not None else None
+    stacked = stretch is not None and stretch > 1 and (real(alpha.value) or 0) > 1
+    return {alpha.path} if factor is None or stacked else set()
 
 
 def _unread(declared: RopeDeclaration, kind: str) -> list[Said]:

@@ -16,7 +16,8 @@ other. Setting an attribute on a built transformers 5 config does just this: the
 ## What is checked
 
 Numbers are equal when they differ by less than 1e-6 of themselves, so ``1e4`` and ``10000`` agree; ``su`` is
-``longrope`` and ``mrope`` is ``default``. Stacked scalings: a factor and an ``alpha`` of NTK scaling both above 1;
+``longrope`` and ``mrope`` is ``default``. Stacked scalings: a factor and an ``alpha`` of NTK scaling both above 1, of
+which this rule speaks and PE106 does not;
 ``use_dynamic_ntk`` beside another type; a base that is exactly the NTK-aware base ``10000 s^(d/(d-2))`` beside a
 scaling by the same s.
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+import pediag
+from pediag.encodings import declared
 from pediag.targets import Config
+from pediag.targets.class_defaults import rotary_types, turns
 from tests.rules._fixtures import load
 from tests.rules.declaration._judge import SIZES, found, none, one
 
@@ -26,6 +29,21 @@ def slowest(base: float, other: float, width: int = WIDTH) -> float:
 def test_faulty(make: Any) -> None:
     (finding,) = found("PE103", make())
     assert finding.severity is None or finding.severity == "warning"
+
+
+def test_a_published_config_without_a_base_is_looked_at(tmp_path: Path) -> None:
+    """gemma-3-4b-it: both encodings are shown, the note is there, and the status is that of a clean check."""
+    text = {
+        "hidden_size": 2560,
+        "model_type": "gemma3_text",
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    report = pediag.check(path)
+    assert [encoding.scheme for encoding in report.encodings] == ["rotary", "rotary"]
+    assert [(finding.code, finding.severity) for finding in report.findings] == [("PE103", "note")]
+    assert report.exit_code() == 0
 
 
 @pytest.mark.parametrize("make", FIXTURE.HEALTHY)
@@ -200,6 +218,40 @@ def test_null_is_not_filled_in(kind: str, keys: dict[str, Any]) -> None:
     mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     built = mapping[kind](**{**SIZES, **keys}).rope_parameters
     assert built.get("full_attention", built)["rope_theta"] is None
+
+
+def test_null_is_said_as_it_is_for_every_class() -> None:
+    """Nowhere is a base told that the class does not take: where null arrives, the finding says null."""
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    arrived = 0
+    for kind in (kind for kind in rotary_types() if turns(kind, SIZES)):
+        try:
+            rope = mapping[kind](**SIZES, rope_theta=None).rope_parameters
+        except Exception:  # a class that refuses these sizes
+            continue
+        if isinstance(rope, dict) and "rope_theta" in rope and rope["rope_theta"] is None:
+            (finding,) = found("PE103", {"model_type": kind, **SIZES, "rope_theta": None})
+            assert "is null" in finding.message and "assumes" not in finding.message, kind
+            assert finding.evidence.measured == "null"
+            arrived += 1
+    assert arrived > 100
+    (finding,) = found("PE103", {"model_type": "step3p5", **SIZES, "rope_theta": None})
+    assert "is null" in finding.message
+
+
+def test_the_base_inside_dbrx_s_attention() -> None:
+    """databricks/dbrx-base writes attn_config.rope_theta; MPT's object holds one beside rope: false."""
+    sizes = {"d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32768}
+    inner = {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000}
+    assert found("PE103", {"model_type": "dbrx", **sizes, "attn_config": inner}) == []
+    (said,) = declared(Config({"model_type": "dbrx", **sizes, "attn_config": inner}))
+    assert (said.parameters["base"], said.parameters["declared_as"]) == (5e5, "attn_config.rope_theta")
+    without = {key: value for key, value in inner.items() if key != "rope_theta"}
+    assert "No rotary base" in one("PE103", "dbrx", attn_config=without).message
+    for switch, rotated in (({"alibi": False, "rope": True}, True), ({"alibi": False, "rope": False}, False)):
+        mpt = {"model_type": "mpt", **sizes, "attn_config": {**switch, "rope_theta": 10000}}
+        assert bool(declared(Config(mpt))) is rotated
 
 
 def test_a_file_of_another_runtime() -> None:

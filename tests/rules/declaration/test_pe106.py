@@ -190,6 +190,21 @@ def test_what_is_left_to_others() -> None:
     assert outcome("PE106", Config(scaled(**LLAMA3, beta_fast=1), typed=True)).status == "not-applicable"
 
 
+@pytest.mark.parametrize(
+    ("scaling", "codes"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}, ["PE109"]),
+        ({"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}, ["PE106"]),
+        ({"rope_type": "dynamic", "factor": 2.0, "alpha": 1.0}, ["PE106"]),
+        ({"rope_type": "dynamic", "alpha": 1000.0}, ["PE105"]),
+        ({"rope_type": "linear", "factor": 2.0, "alpha": 1.0}, ["PE106"]),
+    ],
+)
+def test_one_rule_speaks_of_an_alpha(scaling: dict[str, Any], codes: list[str]) -> None:
+    config = scaled(**scaling)
+    assert [code for code in ("PE105", "PE106", "PE109") if found(code, config)] == codes
+
+
 def test_line(tmp_path: Path) -> None:
     _, line = in_file("PE106", scaled(**YARN, beta_fst=16), tmp_path)
     assert line == '"beta_fst": 16'
