@@ -1,0 +1,434 @@
+"""The position side of attention, row by row: what a query at one place gives to each key, content set aside.
+
+Every projection is given one and the same vector for all tokens, so that what is left to differ between the places is
+what positions did: rotations, added rows, biases. Rows of different passes of one chain can then be compared.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pediag.trace.chain import Pass
+from pediag.trace.evaluate import Evaluator, Unavailable
+from pediag.trace.graph import Attention, Node, Provenance, Site, nodes_in
+from pediag.trace.lanes import Float64
+
+CONTENT = Provenance.CONTENT
+HIDDEN = -9e3
+"""A score below this (in logits) is hidden by a mask."""
+
+_PROJECTIONS = frozenset(
+    ("mm", "addmm", "convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm")
+)
+_MIXING = frozenset(("convolution", "embedding", "attention", "leaf", "_softmax", "_grouped_mm"))
+_BATCHED = frozenset(("bmm", "baddbmm", "matmul"))
+_SOFTMAX = frozenset(("_softmax", "softmax", "_safe_softmax"))
+_LARGEST_SLICE = 4000
+_ORDINARY_TOKEN = 7
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one attention shows in one pass, for random vectors and for none.
+
+    ``scores`` (H, n, M) are in logits with ``bias`` (H, n, M) the part that needs no content. ``queries`` (H, n, d) and
+    ``keys`` (H, M, d) are what meets in the product. ``rows`` (n,) and ``columns`` (M,) say which token each is of,
+    -1 where it is none.
+    """
+
+    attention: Attention
+    scores: np.ndarray
+    bias: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    sites: list[Site] = field(default_factory=list)
+
+    @property
+    def visible(self) -> np.ndarray:
+        """Which keys (n, M) each query sees."""
+        shown = (self.bias > HIDDEN).any(axis=0)
+        return np.asarray(shown & (self.columns >= 0)[None, :])
+
+
+@dataclass(slots=True)
+class Entered:
+    """What enters the first attention: one row a token (n, D), and the sites that made it."""
+
+    values: np.ndarray
+    rows: np.ndarray
+    sites: list[Site] = field(default_factory=list)
+
+
+class Rows:
+    """Readings of the passes of one chain. ``full`` is the pass over all tokens that the others are compared with."""
+
+    def __init__(self, full: Pass) -> None:
+        self.full = full
+        self.evaluator = _Wide(Float64(), surrogates=True)
+        self._passes: list[Pass] = [full]
+        self._sites: dict[Node, Site] = {}
+        self._read: dict[object, Reading | None] = {}
+        self._entries: dict[int, Entered | None] = {}
+        self._seeds: dict[object, int] = {}
+        self._take_in(full)
+
+    def add(self, done: Pass) -> None:
+        """Take in a pass; passes come in the order in which they ran."""
+        if done not in self._passes:
+            self._passes.append(done)
+            self._take_in(done)
+
+    def _take_in(self, done: Pass) -> None:
+        self._sites.update((site.result, site) for site in done.trace.graph.sites)
+
+    # -- attentions -----------------------------------------------------------------------------------------
+
+    def attentions(self, done: Pass) -> dict[object, Attention]:
+        """Those of a pass by where they are: module, and which one of several there."""
+        seen: Counter[str] = Counter()
+        found: dict[object, Attention] = {}
+        for attention in done.trace.graph.attentions:
+            seen[attention.module] += 1
+            found[attention.module, seen[attention.module]] = attention
+        return found
+
+    def remembers(self, done: Pass) -> bool:
+        """Whether some attention of a pass sees keys of tokens that came before it and of its own."""
+        self.add(done)
+        for attention in done.trace.graph.attentions:
+            try:
+                columns = self._tokens(attention.key, attention.fused)
+            except Unavailable:
+                continue
+            if bool((columns >= done.seen).any()) and bool(((columns >= 0) & (columns < done.seen)).any()):
+                return True
+        return False
+
+    def pairs(self, done: Pass) -> Iterator[tuple[Reading, Reading]]:
+        """(reading in the full pass, reading in this one) of each kind of attention that both have."""
+        self.add(done)
+        full, here = self.attentions(self.full), self.attentions(done)
+        seen: set[object] = set()
+        for place, attention in here.items():
+            if place not in full:
+                continue
+            key = self.signature(attention), self.signature(full[place])
+            if key in seen:
+                continue
+            seen.add(key)
+            one, other = self.read(full[place], self.full), self.read(attention, done)
+            if (
+                one is not None
+                and other is not None
+                and np.array_equal(one.rows, np.arange(self.full.tokens))
+            ):
+                yield one, other
+
+    def alike(self, done: Pass, attention: Attention) -> list[str]:
+        """Modules whose attention is of the same kind in a pass."""
+        own = self.signature(attention)
+        return [item.module for item in done.trace.graph.attentions if self.signature(item) == own]
+
+    def signature(self, attention: Attention) -> object:
+        """Equal for attentions that compute the same of positions."""
+        members: set[Node] = set()
+        for end in self._ends(attention):
+            members |= self._slice(end, attention)[0]
+        order = {node: place for place, node in enumerate(sorted(members, key=lambda node: node.index))}
+        return tuple(
+            (node.op_name, node.shape, tuple(_operand(item, order) for item in node.inputs()))
+            for node in order
+        )
+
+    def read(self, attention: Attention, done: Pass) -> Reading | None:
+        """The reading of an attention; None where it cannot be made."""
+        key = id(attention)
+        if key not in self._read:
+            try:
+                self._read[key] = self._reading(attention, done)
+            except (Unavailable, RuntimeError, ValueError, IndexError):
+                self._read[key] = None
+        return self._read[key]
+
+    def _reading(self, attention: Attention, done: Pass) -> Reading | None:
+        query = _heads(self._value(attention.query, attention))
+        keys = _heads(self._value(attention.key, attention))
+        keys = keys if attention.fused else keys.transpose(0, 2, 1)
+        rows = self._in_order(attention.query, done)
+        columns = self._tokens(attention.key, attention.fused)
+        scores, bias = self._scores(attention, None), self._scores(attention, 0.0)
+        if scores is None or bias is None or scores.shape[1:] != (len(rows), len(columns)):
+            return None
+        return Reading(attention, scores, bias, query, keys, rows, columns, self._sites_of(attention))
+
+    def _sites_of(self, attention: Attention) -> list[Site]:
+        members: set[Node] = set()
+        for end in self._ends(attention):
+            members |= self._slice(end, attention)[0]
+        found = [self._sites[node] for node in members if node in self._sites]
+        if attention.scores in self._sites:
+            found.append(self._sites[attention.scores])
+        return sorted(found, key=lambda site: -site.result.index)
+
+    def _ends(self, attention: Attention) -> list[Node]:
+        """The values whose slices an attention consists of."""
+        if attention.fused:
+            return [attention.query, attention.key]
+        end = self._before_softmax(attention)
+        return [end if end is not None else attention.scores]
+
+    def _scores(self, attention: Attention, fill: float | None) -> np.ndarray | None:
+        """Scores (H, n, M) with everything added to them, for random vectors or for a constant ``fill``."""
+        if not attention.fused:
+            end = self._before_softmax(attention)
+            if end is None:
+                return None
+            return _heads(self._value(end, attention, fill))
+        query = self._value(attention.query, attention, fill)
+        key = self._value(attention.key, attention, fill)
+        if key.dim() > 2 and query.shape[-3] != key.shape[-3]:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+        scale = attention.scale if attention.scale is not None else query.shape[-1] ** -0.5
+        scores = query @ key.transpose(-1, -2) * scale
+        if attention.mask is not None:
+            scores = self._masked(scores, attention.mask, attention)
+        if attention.causal:
+            n, m = scores.shape[-2:]
+            scores = scores.masked_fill(torch.ones(n, m).triu(1).bool(), -torch.inf)
+        return _heads(scores)
+
+    def _masked(self, scores: torch.Tensor, mask: Node, attention: Attention) -> torch.Tensor:
+        value = self._value(mask, attention, 0.0)
+        if value.dtype is torch.bool:
+            return scores.masked_fill(~value, -torch.inf)
+        return scores + value
+
+    def _before_softmax(self, attention: Attention) -> Node | None:
+        """What goes into the softmax over the scores of an attention."""
+        done = self._pass_of(attention.scores)
+        reached = {attention.scores}
+        for node in done.trace.graph.nodes[attention.scores.index : done.last]:
+            if node.provenance is not CONTENT or not any(item in reached for item in node.inputs()):
+                continue
+            if node.op_name in _SOFTMAX:
+                return next(item for item in node.inputs() if item in reached)
+            if node.op_name not in _BATCHED and node.op_name not in _PROJECTIONS:
+                reached.add(node)
+            if len(reached) > 40:
+                break
+        return None
+
+    # -- replay ---------------------------------------------------------------------------------------------
+
+    def _value(self, end: Node, attention: Attention | None, fill: float | None = None) -> torch.Tensor:
+        """An end with one vector for all tokens in place of each projection; ``fill`` instead of random vectors."""
+        return self._replayed(end, attention, lambda stop, place: self._vector(stop, place, fill))
+
+    def _replayed(
+        self, end: Node, attention: Attention | None, make: Callable[[Node, object], torch.Tensor]
+    ) -> torch.Tensor:
+        members, stops = self._slice(end, attention)
+        if len(members) > _LARGEST_SLICE:
+            raise Unavailable("more operations stand before this attention than are replayed")
+        given = {stop: make(stop, place) for stop, place in self._placed(stops)}
+        if not given:
+            return self.evaluator(end)
+        for node in members:
+            for item in node.inputs():
+                if item.provenance is not CONTENT and item not in given:
+                    given[item] = self.evaluator(item)
+        return self.evaluator(end, given)
+
+    def _slice(self, end: Node, attention: Attention | None) -> tuple[set[Node], list[Node]]:
+        """(content values between an end and the projections it starts from, those projections)."""
+        through = {attention.scores} if attention is not None and not attention.fused else set()
+        members: set[Node] = set()
+        stops: set[Node] = set()
+        pending = [end]
+        while pending:
+            node = pending.pop()
+            if node in members or node in stops or node.provenance is not CONTENT:
+                continue
+            if node not in through and self._is_stop(node, attention is None):
+                stops.add(node)
+                continue
+            members.add(node)
+            pending.extend(node.inputs())
+        return members, sorted(stops, key=lambda node: node.index)
+
+    def _is_stop(self, node: Node, deep: bool) -> bool:
+        if node.op_name in (_MIXING if deep else _PROJECTIONS):
+            return True
+        if node.op_name not in _BATCHED or node in self._sites:
+            return False
+        return not deep or sum(item.provenance is CONTENT for item in nodes_in(node.args)) > 1
+
+    def _placed(self, stops: Sequence[Node]) -> Iterator[tuple[Node, object]]:
+        """Each stop with what tells it apart from others of its pass and is the same in every pass."""
+        seen: Counter[object] = Counter()
+        for stop in stops:
+            others = tuple(id(item) for item in stop.inputs() if item.provenance is not CONTENT)
+            done = self._pass_of(stop)
+            place = (stop.op_name, stop.module, others, _features(stop.shape, done))
+            seen[place, done.first] += 1
+            yield stop, (*place, seen[place, done.first])
+
+    def _pass_of(self, node: Node) -> Pass:
+        starts = [done.first for done in self._passes]
+        return self._passes[max(bisect_right(starts, node.index) - 1, 0)]
+
+    def _vector(self, stop: Node, place: object, fill: float | None) -> torch.Tensor:
+        """The same for all tokens: random along the features, ``fill`` when it is given."""
+        if not stop.dtype.is_floating_point and not stop.dtype.is_complex:
+            return torch.full(stop.shape, stop.dtype is not torch.bool and _ORDINARY_TOKEN).to(stop.dtype)
+        shape = tuple(
+            size if axis in _feature_axes(stop.shape, self._pass_of(stop)) else 1
+            for axis, size in enumerate(stop.shape)
+        )
+        dtype = torch.complex128 if stop.dtype.is_complex else torch.float64
+        if fill is not None:
+            return torch.full(stop.shape, fill, dtype=dtype)
+        generator = torch.Generator().manual_seed(self._seeds.setdefault(place, len(self._seeds) + 1))
+        return torch.randn(shape, generator=generator, dtype=dtype).expand(stop.shape).clone()
+
+    def _in_order(self, query: Node, done: Pass) -> np.ndarray:
+        """Which token each query is of: the tokens of the pass in order where there are as many."""
+        if query.shape[-2] == done.tokens and len(query.shape) > 2:
+            return np.arange(done.seen, done.seen + done.tokens)
+        return self._tokens(query, True)
+
+    # -- which token ----------------------------------------------------------------------------------------
+
+    def _tokens(self, end: Node, last: bool) -> np.ndarray:
+        """Which token each entry along an axis of ``end`` is of, -1 for none: the second to last, or the last.
+
+        NaN in place of the tokens whose number has bit b shows which entries come from such a token.
+        """
+        bits = max(self.full.tokens, 1).bit_length()
+        found = None
+        for bit in range(bits):
+            value = self._replayed(end, _ANY, lambda stop, place, bit=bit: self._marked(stop, place, bit))
+            hit = _heads(value.isnan())
+            hit = hit.any(axis=2 if last else 1).any(axis=0)
+            found = np.zeros(hit.shape, dtype=np.int64) if found is None else found
+            found |= hit.astype(np.int64) << bit
+        assert found is not None
+        return found - 1
+
+    def _marked(self, stop: Node, place: object, bit: int) -> torch.Tensor:
+        value = self._vector(stop, place, None)
+        done = self._pass_of(stop)
+        axis = _token_axis(stop.shape, done)
+        if axis is None or not (value.is_floating_point() or value.is_complex()):
+            return value
+        start = done.seen if stop.shape[axis] == done.tokens else 0
+        number = torch.arange(start, start + stop.shape[axis]) + 1
+        chosen = (number >> bit & 1).bool()
+        shape = [1] * value.dim()
+        shape[axis] = -1
+        return value.masked_fill(chosen.view(shape), torch.nan)
+
+    # -- what enters the first attention --------------------------------------------------------------------
+
+    def entered(self, done: Pass) -> Entered | None:
+        """What enters the first attention along the tokens of a pass; None where tokens are mixed before it."""
+        self.add(done)
+        if id(done) not in self._entries:
+            self._entries[id(done)] = self._first_entered(done)
+        return self._entries[id(done)]
+
+    def _first_entered(self, done: Pass) -> Entered | None:
+        for attention in done.trace.graph.attentions:
+            stops = self._slice(attention.query, _ANY)[1]
+            for stop in stops:
+                if _token_axis(stop.shape, done) is None and done.tokens > 1:
+                    continue
+                end = next((item for item in nodes_in(stop.args) if item.provenance is CONTENT), None)
+                if end is not None and end.dtype.is_floating_point:
+                    return self._entered(end, done)
+        return None
+
+    def _entered(self, end: Node, done: Pass) -> Entered | None:
+        try:
+            members, _ = self._slice(end, None)
+            value = self._value(end, None)
+            rows = self._deep_tokens(end, done)
+        except (Unavailable, RuntimeError):
+            return None
+        if rows is None:
+            return None
+        values = value.reshape(-1, value.shape[-1])[-done.tokens :].to(torch.float64).numpy()
+        sites = [self._sites[node] for node in members if node in self._sites]
+        return Entered(values, rows, sorted(sites, key=lambda site: -site.result.index))
+
+    def _deep_tokens(self, end: Node, done: Pass) -> np.ndarray | None:
+        """The tokens along an end, when each entry is of one token and they follow one another."""
+        found = np.zeros(done.tokens, dtype=np.int64)
+        for bit in range(max(self.full.tokens, 1).bit_length()):
+            value = self._replayed(end, None, lambda stop, place, bit=bit: self._marked(stop, place, bit))
+            hit = value.isnan().reshape(-1, value.shape[-1]).any(-1).numpy()
+            if len(hit) != done.tokens:
+                return None
+            found |= hit.astype(np.int64) << bit
+        expected = np.arange(done.seen, done.seen + done.tokens)
+        return expected if np.array_equal(found - 1, expected) else None
+
+
+class _Wide(Evaluator):
+    """Parameters are random numbers, in the dtype of the lane."""
+
+    def _leaf(self, node: Node) -> torch.Tensor:
+        return self.lane.leaf(node, super()._leaf(node))
+
+
+class _Any:
+    """Stands for an attention whose own product is none of the values in question."""
+
+    fused = True
+    scores = None
+
+
+_ANY: Attention = _Any()  # type: ignore[assignment]
+
+
+def _operand(node: Node, order: dict[Node, int]) -> object:
+    if node.provenance is CONTENT:
+        return order.get(node, node.shape)
+    return (node.shape, node.op_name) if node.provenance is Provenance.WEIGHT else id(node)
+
+
+def _heads(value: torch.Tensor) -> np.ndarray:
+    """(H, n, M) of a value (..., n, M), of one text."""
+    while value.dim() < 3:
+        value = value[None]
+    array = value.reshape(-1, *value.shape[-2:])
+    if array.is_complex():
+        array = torch.view_as_real(array).flatten(-2)
+    return np.asarray(array.numpy())
+
+
+def _token_axis(shape: tuple[int, ...], done: Pass) -> int | None:
+    """The axis along which tokens of a pass lie: its own, else all that it has seen."""
+    for size in (done.tokens, done.seen + done.tokens):
+        for axis, length in enumerate(shape[: max(len(shape) - 1, 1)] if done.tokens == 1 else shape):
+            if length == size:
+                return axis
+    return None
+
+
+def _feature_axes(shape: tuple[int, ...], done: Pass) -> tuple[int, ...]:
+    """The axes that run neither along tokens nor along another sequence."""
+    lengths = {1, *done.trace.lengths.exact, done.tokens, done.seen + done.tokens}
+    return tuple(axis for axis, size in enumerate(shape) if size not in lengths)
+
+
+def _features(shape: tuple[int, ...], done: Pass) -> tuple[int, ...]:
+    return tuple(shape[axis] for axis in _feature_axes(shape, done))

@@ -1,0 +1,377 @@
+"""The step probe: a prefill, single tokens and a chunk on the model's own cache, beside one pass over all tokens."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pediag.targets.caches import CacheSpec
+from pediag.trace.chain import Chain, Pass
+from pediag.trace.conventions import Convention, NoCache, conventions, taken
+from pediag.trace.dimensions import free
+from pediag.trace.graph import Graph
+from pediag.trace.inputs import Candidate, Input, Sizes
+from pediag.trace.place import Lengths, explain
+from pediag.trace.rows import Rows
+from pediag.trace.session import Session
+
+# Tokens of the prefill and of the last chunk, long first; two single tokens stand between.
+_PREFILLS = (37, 41, 43, 47, 31, 29, 23, 17, 11, 7, 5)
+_CHUNKS = (19, 17, 23, 13, 11, 7, 5, 3)
+_ENCODED = (53, 59, 61, 67, 71, 73, 79)
+_SINGLES = 2
+# Attentions after which a long input has changed all that it changes, where layers are alike.
+_ENOUGH = 4
+_TRIED = 10
+_HOW = (
+    "give --cache NAME=VALUE, such as 'past=out[1]' (what forward returned there), 'state={}' or 'start=seen' (the "
+    "number of tokens before)"
+)
+
+
+class Unrunnable(Exception):
+    """Cached steps could not be run; the message says why and how to tell pediag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tokens of each cached pass, and of the encoder's input where there is one."""
+
+    parts: tuple[int, ...]
+    encoded: int
+
+    @property
+    def total(self) -> int:
+        """All tokens, N."""
+        return sum(self.parts)
+
+    def sizes(self, tokens: int, second: bool) -> Sizes:
+        """Batch 1; ``second`` says that the stepped sequence is the second of two."""
+        return Sizes(1, self.encoded, tokens) if second else Sizes(1, tokens, self.encoded)
+
+    def lengths(self, tokens: int, seen: int) -> Lengths:
+        """What counts tokens in a pass of ``tokens`` after ``seen`` others."""
+        exact = tuple(size for size in dict.fromkeys((tokens, seen + tokens, self.encoded)) if size > 1)
+        around = {size + step for size in exact for step in (-1, 0, 1)} - {0, 1}
+        return Lengths(around, 1, exact)
+
+
+@dataclass(slots=True)
+class Cached:
+    """Cached passes beside the pass over all tokens. ``stopped`` says why those after the last are missing.
+
+    ``rows`` reads the position side of each; ``convention`` is how the cache was given.
+    """
+
+    full: Pass
+    passes: list[Pass]
+    convention: Convention
+    rows: Rows
+    stopped: str = ""
+
+    @property
+    def prefill(self) -> Pass:
+        """The first pass, on an empty cache."""
+        return self.passes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A short pass on a model as it came, and the same one after longer inputs of ``longer`` tokens each."""
+
+    before: Pass
+    after: Pass
+    longer: tuple[int, ...]
+    rows: Rows
+
+
+class Steps:
+    """What cached steps of one model show. Nothing runs before it is asked for; what ran is kept."""
+
+    def __init__(self, session: Session, specs: Sequence[CacheSpec] = ()) -> None:
+        self.session = session
+        self.specs = specs
+        self._runner: _Runner | None = None
+        self._found: dict[object, Any] = {}
+
+    def cached(self) -> Cached:
+        """Cached passes by the convention with the fewest arguments that the trace confirms.
+
+        Raises NoCache where the model takes no cache, Unrunnable where none of the known conventions works.
+        """
+        return self._once("cached", lambda: self._search(told=False))
+
+    def told(self) -> Cached | None:
+        """The same where the caller tells the model its positions besides; None where it cannot be told."""
+        cached = self.cached()
+        if cached.convention.positions:
+            return cached
+        try:
+            return self._once("told", lambda: self._search(told=True))
+        except (NoCache, Unrunnable):
+            return None
+
+    def history(self, lengths: Sequence[int]) -> History:
+        """A short pass after inputs of those of ``lengths`` (in tokens) that run. Raises Unrunnable when none does."""
+        return self._once(("history", *lengths), lambda: self._after(lengths))
+
+    def _once(self, key: object, make: Callable[[], Any]) -> Any:
+        if key not in self._found:
+            try:
+                self._found[key] = make()
+            except (NoCache, Unrunnable) as reason:
+                self._found[key] = reason
+        if isinstance(self._found[key], Exception):
+            raise self._found[key]
+        return self._found[key]
+
+    def _run(self) -> _Runner:
+        if self._runner is None:
+            structural = self.session.structural()
+            if structural.failure is not None:
+                raise Unrunnable(f"the forward pass stopped: {structural.failure.message}")
+            runner = _Runner(self.session)
+            runner.run_full()
+            self._runner = runner
+        return self._runner
+
+    def _search(self, *, told: bool) -> Cached:
+        ways = conventions(self.session.model, self.specs)
+        if not self.session.structural().graph.attentions:
+            raise NoCache("the model has no attention")
+        runner = self._run()
+        chosen = [way for way in ways if way.positions or not told]
+        for way in chosen[:_TRIED]:
+            cached = runner.run(way)
+            if cached is not None:
+                return cached
+        if not any(way.said for way in ways):
+            raise NoCache("forward takes no cache")
+        tried = "; ".join(f"{said}: {why}" for said, why in itertools.islice(runner.refused.items(), 2))
+        raise Unrunnable(f"cached steps could not be run ({tried}): {_HOW}")
+
+    def _after(self, lengths: Sequence[int]) -> History:
+        runner = self._run()
+        usable = tuple(length for length in lengths if length > runner.plan.total)
+        longer = usable
+        while longer:
+            after, stopped = runner.run_again(longer)
+            if after is not None:
+                return History(runner.full, after, longer, Rows(runner.full))
+            longer = tuple(length for length in longer if length != stopped)
+        tried = ", ".join(map(str, usable)) or "one longer than the short one"
+        raise Unrunnable(f"no input of {tried} tokens runs: give a shorter --seq-len")
+
+
+class _Runner:
+    """Runs the plan by one convention after the other."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.graph = Graph()
+        self.refused: dict[str, str] = {}
+        self.plan, self.second = self._planned()
+        sizes = self.plan.sizes(self.plan.total, self.second)
+        names = list(inspect.signature(session.model.forward).parameters)
+        self.whole = _by_name(_fixed(session.called(sizes), sizes), names)
+
+    def _planned(self) -> tuple[Plan, bool]:
+        """The plan, and whether the decoder's sequence is the second of two inputs."""
+        session = self.session
+        most = session.structural().sizes.tokens
+        sizes = session.structural().sizes
+        second = _is_second(session.called(sizes), sizes)
+        most = sizes.keys if second else most
+        return Plan(_parts(session, most), next(_encoded(session))), second
+
+    def run_full(self) -> None:
+        """The pass over all tokens. Raises Unrunnable when it stops."""
+        total = self.plan.total
+        with Chain(self.session, self.graph) as chain:
+            self.full = chain.run(
+                Candidate([], dict(self.whole)),
+                self.plan.sizes(total, self.second),
+                self.plan.lengths(total, 0),
+                tokens=total,
+            )
+        if self.full.failure is not None:
+            raise Unrunnable(f"the pass over {total} tokens stopped: {self.full.failure.message}")
+
+    def run(self, way: Convention) -> Cached | None:
+        """The plan by one convention; None, with the reason kept, when no earlier token was seen again."""
+        rows = Rows(self.full)
+        found = Cached(self.full, [], way, rows)
+        try:
+            memory = way.start() if way.start is not None else None
+        except Exception as error:
+            self.refused.setdefault(way.said, explain(error))
+            return None
+        with Chain(self.session, self.graph) as chain:
+            seen = 0
+            for tokens in self.plan.parts:
+                done = self._step(chain, way, memory, seen, tokens)
+                if done.failure is not None:
+                    found.stopped = f"after {seen} tokens, {tokens} more raised {done.failure.message}"
+                    break
+                found.passes.append(done)
+                rows.add(done)
+                returned = _quietly(taken, done.output, way)
+                memory = returned if returned is not None else memory
+                seen += tokens
+        return found if self._confirmed(found) else None
+
+    def run_again(self, longer: Sequence[int]) -> tuple[Pass | None, int]:
+        """The pass over all tokens after inputs of other lengths; None, with the length that stopped, when one does."""
+        with Chain(self.session, self.graph) as chain:
+            for length in longer:
+                sizes = self.plan.sizes(length, self.second)
+                done = chain.run(
+                    _fixed(self.session.called(sizes), sizes),
+                    sizes,
+                    self.plan.lengths(length, 0),
+                    follow=self.full.trace,
+                    tokens=length,
+                    enough=lambda graph: len(graph.attentions) >= _ENOUGH,
+                )
+                if done.failure is not None:
+                    return None, length
+            total = self.plan.total
+            again = chain.run(
+                Candidate([], dict(self.whole)),
+                self.plan.sizes(total, self.second),
+                self.plan.lengths(total, 0),
+                follow=self.full.trace,
+                tokens=total,
+            )
+        return (again, 0) if again.failure is None else (None, longer[-1])
+
+    def _step(self, chain: Chain, way: Convention, memory: Any, seen: int, tokens: int) -> Pass:
+        own = sliced(self.whole, self.plan.total, seen, tokens)
+        told = {name for name, item in own.items() if isinstance(item, Input) and item.role == "positions"}
+        own.update({name: item for name, item in way.arguments(seen, tokens).items() if name not in told})
+        given = {way.cache: memory} if way.cache and memory is not None else {}
+        if given:
+            own.pop(way.cache, None)
+        return chain.run(
+            Candidate([], own),
+            self.plan.sizes(tokens, self.second),
+            self.plan.lengths(tokens, seen),
+            follow=self.full.trace,
+            given=given,
+            seen=seen,
+            tokens=tokens,
+        )
+
+    def _confirmed(self, found: Cached) -> bool:
+        said = found.convention.said
+        if len(found.passes) < 2:
+            self.refused.setdefault(said, found.stopped)
+            return False
+        if found.rows.remembers(found.passes[1]):
+            return True
+        self.refused.setdefault(said, "no attention of the cached step sees earlier tokens")
+        return False
+
+
+def _quietly(read: Any, *args: Any) -> Any:
+    try:
+        return read(*args)
+    except (LookupError, AttributeError, TypeError):
+        return None
+
+
+def _parts(session: Session, most: int) -> tuple[int, ...]:
+    """Tokens of each pass: none of the lengths that occur equals a size of the model, where that can be."""
+    takes = session.target.takes or (lambda size: True)
+    for apart in (free, _unequal):
+        for prefill, chunk in itertools.product(_PREFILLS, _CHUNKS):
+            parts = (prefill, *(1,) * _SINGLES, chunk)
+            sums = list(itertools.accumulate(parts))
+            sizes = {*sums, chunk}
+            if sums[-1] > most or chunk >= prefill or not all(apart(size, session.dims) for size in sizes):
+                continue
+            if all(takes(size) for size in sizes):
+                return parts
+    raise Unrunnable(f"no inputs short enough for cached steps: the model runs up to {most} tokens")
+
+
+def _unequal(size: int, dims: set[int]) -> bool:
+    return size not in dims
+
+
+def _encoded(session: Session) -> Iterator[int]:
+    structural = session.structural().sizes
+    yield from (size for size in _ENCODED if free(size, session.dims) and size <= structural.tokens)
+    yield structural.tokens
+
+
+# -- parts of a call -----------------------------------------------------------------------------------------
+
+
+def _is_second(candidate: Candidate, sizes: Sizes) -> bool:
+    """Whether one input runs along the first length and another along the second."""
+    found = [item.shape(sizes) for item in candidate.inputs() if not item.literal]
+    return any(sizes.tokens in shape for shape in found) and any(
+        sizes.keys in shape and sizes.tokens not in shape for shape in found
+    )
+
+
+def sliced(whole: Mapping[str, Any], total: int, seen: int, tokens: int) -> dict[str, Any]:
+    """The arguments for ``tokens`` tokens after ``seen`` others, cut out of those for all ``total`` of them."""
+
+    def cut(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: cut(part) for name, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return type(item)(cut(part) for part in item)
+        return _cut(item, total, seen, tokens) if isinstance(item, Input) and not item.literal else item
+
+    return {name: cut(item) for name, item in whole.items()}
+
+
+def _cut(item: Input, total: int, seen: int, tokens: int) -> Input:
+    shape = tuple(int(size) for size in item.dims) if item.value is None else tuple(item.value.shape)
+    axes = [axis for axis, size in enumerate(shape) if size == total]
+    ends = {axis: (seen, tokens) for axis in axes}
+    if item.role == "mask" and axes:
+        ends[axes[-1]] = (0, seen + tokens)
+    sizes = tuple(ends[axis][1] if axis in ends else size for axis, size in enumerate(shape))
+    if item.role == "content":
+        return Input(item.dtype, sizes, item.role)
+    value = item.value if item.value is not None else _own(item, shape)
+    for axis, (start, length) in ends.items():
+        value = value.narrow(axis, start, length)
+    return Input(item.dtype, sizes, item.role, value)
+
+
+def _own(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
+    made = torch.ones(shape) if item.role == "mask" else torch.arange(shape[-1]).expand(shape)
+    return made.to(item.dtype)
+
+
+def _by_name(whole: Candidate, names: Sequence[str]) -> dict[str, Any]:
+    return {**dict(zip(names, whole.args, strict=False)), **whole.kwargs}
+
+
+def _fixed(candidate: Candidate, sizes: Sizes) -> Candidate:
+    """The call with sizes in place of letters."""
+
+    def fixed(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: fixed(part) for name, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return type(item)(fixed(part) for part in item)
+        if not isinstance(item, Input) or item.literal or item.value is not None:
+            return item
+        return Input(item.dtype, item.shape(sizes), item.role)
+
+    return Candidate(
+        [fixed(item) for item in candidate.args],
+        {name: fixed(item) for name, item in candidate.kwargs.items()},
+        candidate.given,
+    )
