@@ -71,6 +71,9 @@ SMALLEST = 1e-20
 SLACK = 1e-4
 """Relative rise from one pair to the next that rounding explains, half precision apart."""
 
+SURE = 4
+"""Measured pairs from which on a formula that gives them says something: two or three always have one."""
+
 _ROTARY_KINDS = frozenset(("rotary", "bilinear", "opaque"))
 
 
@@ -172,7 +175,8 @@ class _Looked:
         modules = tuple(encoding.modules)
         if numbers is not None and factor is not None:
             bad = self._fault(factor, single(numbers))
-            if bad is not None and not _formula(encoding.frequencies, self.facets):
+            sound = encoding.frequencies.size >= SURE and _formula(encoding.frequencies, self.facets)
+            if bad is not None and not sound:
                 pairs = single(numbers).size
                 yield Suspect(bad, pairs, module, frame, _name(factor), encoding.id, modules)
             return
