@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pediag.errors import TraceError, UsageError
@@ -29,6 +29,7 @@ from pediag.targets import (
     trained_length,
     understood,
 )
+from pediag.targets.caches import CacheSpec, parse_cache_spec
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ class Options:
     inputs: tuple[InputSpec, ...] = ()
     trust: Allowed = False
     gather: bool = False
+    cache: tuple[CacheSpec, ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ def check(
     dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
     inputs: str | Iterable[str | InputSpec] = (),
+    cache: str | Iterable[str] = (),
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
     trust: Allowed = False,
@@ -100,16 +103,19 @@ def check(
 
     ``target`` is a live module or what the command line takes. ``seq_len`` defaults to the longest the model
     declares or holds rows for. ``dtype`` is the dtype the model will be cast to. ``inputs`` are specs such as
-    ``"input_ids=int64[B,N]"``. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables
-    that positions need are read from all ranks; every rank must call then, with the same options. ``trust`` lets code
-    that came with the target run; a path is the settings file of the user's that says so. ``reference`` is a target
-    that encodes positions as this one should: what differs is an error, see :func:`pediag.diff`.
+    ``"input_ids=int64[B,N]"``. ``cache`` says how forward is given what it remembers, such as ``"past=out[1]"``, where
+    that cannot be told. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables that
+    positions need are read from all ranks; every rank must call then, with the same options. ``trust`` lets code that
+    came with the target run; a path is the settings file of the user's that says so. ``reference`` is a target that
+    encodes positions as this one should: what differs is an error, see :func:`pediag.diff`.
 
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
     rules = registry.select(registry.split(select), registry.split(ignore, "ignore"))
-    options = _options(seq_len, train_len, dtype, config, inputs, trust, gather)
+    options = replace(
+        _options(seq_len, train_len, dtype, config, inputs, trust, gather), cache=_cache_specs(cache)
+    )
     return _report(target, rules, options, progress, reference)
 
 
@@ -127,6 +133,14 @@ def inspect(
 ) -> Report:
     """Describe what encodes position in a model: a report without findings. Raises as check()."""
     return _report(target, (), _options(seq_len, train_len, dtype, config, inputs, trust, gather), progress)
+
+
+def _cache_specs(cache: str | Iterable[str]) -> tuple[CacheSpec, ...]:
+    specs = tuple(parse_cache_spec(item) for item in ((cache,) if isinstance(cache, str) else cache))
+    names = [spec.name for spec in specs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--cache {twice}: is given twice; give each argument once")
+    return specs
 
 
 def _options(
@@ -160,6 +174,11 @@ class Known:
     info: TargetInfo
     facets: Facets
     notes: list[str]
+
+    @property
+    def length(self) -> int | None:
+        """The longest input in tokens that the target is meant for; None where nothing tells."""
+        return _own_length(self.facets.config, self.facets.encodings)
 
 
 def look(
@@ -305,10 +324,13 @@ def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> S
     """The model under observation; None, with the reason kept, when only its declaration can be judged."""
     step.step("importing torch")
     from pediag.trace import Session
+    from pediag.trace.conventions import check_cache
 
     step.step("building without weights" if target.module is None else "making the model abstract")
     try:
-        return Session(target, options.inputs)
+        made = Session(target, options.inputs)
+        check_cache(made.model, options.cache)
+        return made
     except TraceError as error:
         if target.module is not None or target.config is None:
             raise
@@ -321,6 +343,7 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     """Trace at the structural length, recognise, then trace at the length asked about."""
     from pediag.encodings import explain, recognise
     from pediag.trace.batches import Batches
+    from pediag.trace.steps import Steps
 
     facets = seen.facets
     step.step("tracing")
@@ -338,7 +361,7 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
         return
-    facets.batches = Batches(session)
+    facets.batches, facets.steps = Batches(session), Steps(session, options.cache)
     step.step(f"tracing at {facets.seq_len:,} tokens")
     facets.target = session.at(facets.seq_len)
     if known is None:

@@ -132,6 +132,14 @@ EqualValues = Annotated[
     bool,
     typer.Option("--equal-values", help="Learned tables must hold equal values, not only the same rows."),
 ]
+Cache = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cache",
+        metavar="NAME=VALUE",
+        help="How forward is given its cache: 'past=out[1]', 'state={}', 'start=seen', 'pos=positions'.",
+    ),
+]
 Select = Annotated[
     list[str] | None,
     typer.Option("--select", metavar="CODES", help="Run only these codes, names or prefixes. Comma lists."),
@@ -208,6 +216,7 @@ def check(
     dtype: Dtype = None,
     config: Config = None,
     inputs: Inputs = None,
+    cache: Cache = None,
     reference: Reference = None,
     select: Select = None,
     ignore: Ignore = None,
@@ -222,7 +231,7 @@ def check(
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
     registry.select(select or (), ignore or ())
     options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or (), "ignore")}
-    options["reference"] = reference
+    options |= {"reference": reference, "cache": tuple(cache or ())}
     listing = _listed(targets, output, config, statistics=statistics, format=format)
     done = _each(listing, "check", options, jobs)
     for report in done.reports:

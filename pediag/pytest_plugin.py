@@ -10,8 +10,19 @@ if TYPE_CHECKING:
     from pediag.report import Report
 
 MARKER = "pediag(**options): defaults of pediag.check for this test: seq_len, select, ignore and the like."
-OPTIONS = ("seq_len", "train_len", "dtype", "config", "inputs", "select", "ignore", "trust", "gather")
-LISTS = ("select", "ignore", "inputs")
+OPTIONS = (
+    "seq_len",
+    "train_len",
+    "dtype",
+    "config",
+    "inputs",
+    "cache",
+    "select",
+    "ignore",
+    "trust",
+    "gather",
+)
+LISTS = ("select", "ignore", "inputs", "cache")
 
 
 class Checker:

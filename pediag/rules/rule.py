@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pediag.targets import LazyTensor
     from pediag.trace import Trace
     from pediag.trace.batches import Batches
+    from pediag.trace.steps import Steps
 
 Facet = Literal["config", "tensors", "trace", "steps", "reference", "attention"]
 Basis = Literal["theorem", "published result", "measured here", "field report", "convention"]
@@ -38,6 +39,8 @@ class Facets:
     tell of (see ``Encoding.origin``). ``unread`` are encodings in stored tensors that the running model does not use.
 
     ``batches`` runs the model on other batches when a rule asks for it: padded, packed, with other position ids.
+    ``steps`` runs cached steps when a rule asks for them.
+
     ``reference`` is what is known of the target to compare with. ``shared`` keeps what one rule computed for others.
     """
 
@@ -53,6 +56,7 @@ class Facets:
     gaps: dict[str, str] = field(default_factory=dict)
     reference: Facets | None = None
     batches: Batches | None = field(default=None, repr=False)
+    steps: Steps | None = field(default=None, repr=False)
     shared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 

@@ -89,7 +89,7 @@ class Chain:
         keywords.update(given or {})
         with ExitStack() as stack:
             if enough is not None:
-                stack.enter_context(_stopping(lambda: enough(own)))
+                stack.enter_context(_Stopping(lambda: enough(own)))
             failure, output = self.session.call(recorder, arguments, keywords, self.tensors)
         trace = Trace(own, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.provenances, trace.scores = recorder.settler.known, recorder.noticer.scores
@@ -108,7 +108,7 @@ class Chain:
         return recorder
 
 
-class _stopping(ExitStack):
+class _Stopping(ExitStack):
     """Ends the pass inside at the next module that runs once ``enough`` says so."""
 
     def __init__(self, enough: Callable[[], bool]) -> None:

@@ -7,11 +7,13 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from pediag.errors import UsageError
 from pediag.targets.caches import CacheSpec
 from pediag.trace.inputs import Input
 
@@ -59,6 +61,18 @@ class Convention:
 
 class NoCache(Exception):
     """The model takes no memory of earlier tokens; the message says what was looked for."""
+
+
+def check_cache(model: nn.Module, specs: Sequence[CacheSpec]) -> None:
+    """Raise UsageError when what is named as part of a cache is no argument of the model's forward."""
+    accepted = inspect.signature(model.forward).parameters
+    if any(item.kind is item.VAR_KEYWORD for item in accepted.values()):
+        return
+    for spec in specs:
+        if spec.name not in accepted:
+            raise UsageError(
+                f"--cache {spec.name}: forward() takes no such argument; it takes {', '.join(accepted)}"
+            )
 
 
 def conventions(model: nn.Module, specs: Sequence[CacheSpec] = ()) -> list[Convention]:
@@ -133,12 +147,14 @@ def _starts(
             yield name, None
         if isinstance(kind, type) and kind not in (dict, list, tuple) and not issubclass(kind, torch.Tensor):
             yield name, kind
-        layers = _layers(model)
-        yield name, lambda: None
-        yield name, lambda layers=layers: [None] * layers
         yield name, dict
         yield name, list
-        yield name, lambda layers=layers: [{} for _ in range(layers)]
+        yield name, partial(_for_each, _layers(model), None)
+        yield name, partial(_for_each, _layers(model), dict)
+
+
+def _for_each(layers: int, make: Callable[[], Any] | None) -> list[Any]:
+    return [make() if make is not None else None for _ in range(layers)]
 
 
 def _annotated(model: nn.Module, name: str) -> Any:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -315,15 +316,13 @@ class Rows:
         bits = max(self.full.tokens, 1).bit_length()
         found = None
         for bit in range(bits):
-            value = self._replayed(end, _ANY, lambda stop, place, bit=bit: self._marked(stop, place, bit))
-            hit = _heads(value.isnan())
-            hit = hit.any(axis=2 if last else 1).any(axis=0)
-            found = np.zeros(hit.shape, dtype=np.int64) if found is None else found
-            found |= hit.astype(np.int64) << bit
+            value = self._replayed(end, _ANY, partial(self._marked, bit))
+            hit = np.asarray(_heads(value.isnan()).any(axis=2 if last else 1).any(axis=0), dtype=np.int64)
+            found = hit << bit if found is None else found | hit << bit
         assert found is not None
         return found - 1
 
-    def _marked(self, stop: Node, place: object, bit: int) -> torch.Tensor:
+    def _marked(self, bit: int, stop: Node, place: object) -> torch.Tensor:
         value = self._vector(stop, place, None)
         done = self._pass_of(stop)
         axis = _token_axis(stop.shape, done)
@@ -373,7 +372,7 @@ class Rows:
         """The tokens along an end, when each entry is of one token and they follow one another."""
         found = np.zeros(done.tokens, dtype=np.int64)
         for bit in range(max(self.full.tokens, 1).bit_length()):
-            value = self._replayed(end, None, lambda stop, place, bit=bit: self._marked(stop, place, bit))
+            value = self._replayed(end, None, partial(self._marked, bit))
             hit = value.isnan().reshape(-1, value.shape[-1]).any(-1).numpy()
             if len(hit) != done.tokens:
                 return None

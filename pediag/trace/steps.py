@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -28,6 +28,7 @@ _SINGLES = 2
 # Attentions after which a long input has changed all that it changes, where layers are alike.
 _ENOUGH = 4
 _TRIED = 10
+_T = TypeVar("_T")
 _HOW = (
     "give --cache NAME=VALUE, such as 'past=out[1]' (what forward returned there), 'state={}' or 'start=seen' (the "
     "number of tokens before)"
@@ -120,15 +121,16 @@ class Steps:
         """A short pass after inputs of those of ``lengths`` (in tokens) that run. Raises Unrunnable when none does."""
         return self._once(("history", *lengths), lambda: self._after(lengths))
 
-    def _once(self, key: object, make: Callable[[], Any]) -> Any:
+    def _once(self, key: object, make: Callable[[], _T]) -> _T:
         if key not in self._found:
             try:
                 self._found[key] = make()
             except (NoCache, Unrunnable) as reason:
                 self._found[key] = reason
-        if isinstance(self._found[key], Exception):
-            raise self._found[key]
-        return self._found[key]
+        found = self._found[key]
+        if isinstance(found, Exception):
+            raise found
+        return cast("_T", found)
 
     def _run(self) -> _Runner:
         if self._runner is None:
@@ -337,7 +339,7 @@ def sliced(whole: Mapping[str, Any], total: int, seen: int, tokens: int) -> dict
 def _cut(item: Input, total: int, seen: int, tokens: int) -> Input:
     shape = tuple(int(size) for size in item.dims) if item.value is None else tuple(item.value.shape)
     axes = [axis for axis, size in enumerate(shape) if size == total]
-    ends = {axis: (seen, tokens) for axis in axes}
+    ends = dict.fromkeys(axes, (seen, tokens))
     if item.role == "mask" and axes:
         ends[axes[-1]] = (0, seen + tokens)
     sizes = tuple(ends[axis][1] if axis in ends else size for axis, size in enumerate(shape))
