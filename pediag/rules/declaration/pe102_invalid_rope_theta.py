@@ -17,7 +17,7 @@ Pair i of r/2 turns by ``w_i = b^(-2i/r)`` radians a token, and w must fall from
 above 1. At b = 1 all pairs turn alike; below 1 w rises; at 0 it is infinite, below 0 and at NaN it is no number; at
 infinity all but the first pair stand still. A string, boolean or object is no number for any reader, nor is null inside
 ``rope_parameters``, where transformers fills nothing in. A list is one base a layer where it has an entry for each,
-which some models ship, and an error otherwise.
+which some models ship, and an error otherwise; in ``layer_rope_theta`` 0 is a layer that is not rotated.
 
 ## Known limits
 
@@ -32,6 +32,8 @@ Write the base that the model was trained with, as a number. Published ones lie 
 
 - Su et al., RoFormer (2104.09864), equation 15: theta_i = 10000^(-2(i-1)/d).
 - transformers 5.24, modeling_rope_utils.py: the base is used as it is written.
+- Luce-Org/lucebox pull request 284: a base of 0 makes every query and key NaN.
+- mlx-node/mlx-node pull request 117: a negative base in ``layer_rope_theta`` passes for one.
 """
 
 from __future__ import annotations
@@ -61,6 +63,9 @@ LEAST_NORMAL = 2.0**-126
 LEAST_BASE = 1.0
 """Frequencies b^(-2i/r) fall with i only for a base above this."""
 
+BY_LAYER = "layer_rope_theta"
+"""Key of a list with a base for each layer, in which 0 is a layer without rotation (Muse, Granite)."""
+
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Keys of the number of layers."""
 
@@ -71,7 +76,12 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     severity="error",
     basis="theorem",
     needs=("config",),
-    references=("Su et al. 2104.09864, eq. 15", "transformers 5.24 modeling_rope_utils.py"),
+    references=(
+        "Su et al. 2104.09864, eq. 15",
+        "transformers 5.24 modeling_rope_utils.py",
+        "Luce-Org/lucebox pull request 284",
+        "mlx-node/mlx-node pull request 117",
+    ),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each base that is written and cannot be one."""
@@ -88,6 +98,7 @@ def _bases(config: Config) -> Iterator[Said]:
     for path, values in config.sections():
         inside = any(part in SCALINGS for part in path.split("."))
         keys = [*BASES, *(("rope_ratio",) if "original_rope" in values else ())]
+        keys += [BY_LAYER] if isinstance(values.get(BY_LAYER), list) else []
         for key in keys:
             dotted = f"{path}.{key}" if path else key
             if key in values and dotted not in unread and (inside or values[key] is not None):
@@ -98,7 +109,8 @@ def _faults(facets: Facets, said: Said) -> Iterator[Fault]:
     value = said.value
     if isinstance(value, list):
         layers = _layers(facets.config, said.path)
-        wrong = [item for item in value if not _sound(item)]
+        still = said.path.endswith(BY_LAYER)
+        wrong = [item for item in value if not _sound(item) and not (still and real(item) == 0)]
         if wrong or not layers or len(value) < layers:
             yield _of_list(said, wrong, layers)
     elif not _sound(value):

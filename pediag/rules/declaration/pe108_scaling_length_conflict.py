@@ -23,7 +23,9 @@ unless L is within 1.3 L0 or another declared length is s L0: ``s L0 < 0.8 L`` o
 as it was, llama3 with a factor of 8 and a ratio of 2, Llama 4 Scout with 16 and a ratio of 1,280. So llama3 factors
 are not compared at all. Qwen2.5's and Qwen3's own recipes write YaRN beside an unchanged maximum (ratio 1, or 1.25
 with room for the answer), and limiting the maximum below the reach of the scaling is a choice; only a factor of two
-is beyond doubt. A missing original length, which readers fill with the maximum, is judged by PE105.
+is beyond doubt. Beside mrope_section a factor that falls short is let be: there positions grow more slowly than tokens
+(Qwen3-VL writes 3 for a ratio of 3.9). A missing original length, which readers fill with the maximum, is judged by
+PE105.
 
 ## Fix
 
@@ -113,7 +115,8 @@ def _factor(facets: Facets, one: RopeDeclaration, original: Said, longest: Said)
     if said is None or factor is None or factor < 1 or longest.value <= UNCHANGED * original.value:
         return
     reach = factor * original.value
-    if LEAST_COVER <= reach / longest.value < MOST_COVER or _said_elsewhere(facets, one.section, reach):
+    least = 0.0 if one.scaling.get("mrope_section") else LEAST_COVER
+    if least <= reach / longest.value < MOST_COVER or _said_elsewhere(facets, one.section, reach):
         return
     yield _unlike(facets, said, factor, original, longest)
 

@@ -26,8 +26,8 @@ that cuts the table to fit drops the slowest pair instead and says nothing.
 
 ## Known limits
 
-Heads of up to 4 channels are let be, as in transformers, whose tiny test models have them. head_dim that
-differs from hidden_size / num_attention_heads is right in many models (Qwen3, Gemma, Mistral-Nemo, gpt-oss),
+Heads of up to 4 channels that turn whole are let be, as in transformers, whose tiny test models have them. A
+head_dim that differs from hidden_size / num_attention_heads is right in many models (Qwen3, Gemma, gpt-oss),
 so a head_dim left over after a change of the number of heads cannot be told from the config: the stored
 weights tell. Where a config does not say it, the head width of a known class is taken (Qwen3: 128), and any
 further key that names a width of heads stops the division test. A share above 1 is PE107's.
@@ -44,6 +44,7 @@ head_dim is even.
 - huggingface/candle issue 2358: hidden 5120, 32 heads, head_dim 128.
 - huggingface/diffusers issue 12538: one head of 64 split as [24, 20, 20] and as [22, 21, 21].
 - vllm-project/vllm issue 16904: a rotary width halved once a layer, down to 0.
+- huggingface/transformers issues 48101 (520 channels in 8 heads) and 35233 (three of four channels turn).
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ _ATTENTION_WIDTH = re.compile(r"(?:attention|attn)_(?:hidden_size|hidden_dim|dim
         "huggingface/candle issue 2358",
         "huggingface/diffusers issue 12538",
         "vllm-project/vllm issue 16904",
+        "huggingface/transformers issues 48101 and 35233",
     ),
 )
 def check(facets: Facets) -> Iterator[Finding]:
@@ -190,7 +192,7 @@ def _of_head(declared: RopeDeclaration) -> Iterator[Fault]:
     head, width = head_width(declared), rotary_width(declared)
     share = declared.get("partial_rotary_factor")
     said = declared.get("head_dim") or declared.get("num_attention_heads")
-    if head <= TINY or said is None:
+    if said is None or (head <= TINY and width == head):
         return
     if head % 2 and (width == head or type_of(declared) == "proportional"):
         yield (

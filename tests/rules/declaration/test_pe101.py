@@ -129,3 +129,46 @@ def test_whole_config_through_the_pipeline(tmp_path: Path) -> None:
     path.write_text(json.dumps(FIXTURE.faulty_integral()))
     (finding,) = pediag.check(path, select=["PE101"]).findings
     assert (finding.code, finding.severity, finding.fix.patch) == ("PE101", "note", '"rope_theta": 500000')
+
+
+# -- reports of runtimes that take the base as a whole number ----------------------------------------------
+
+
+def ntk(base: float, factor: float, width: int) -> float:
+    """NTK-aware base: ``base * factor ** (d / (d - 2))``."""
+    return float(base * factor ** (width / (width - 2)))
+
+
+def test_an_option_of_type_int() -> None:
+    """oobabooga/textgen#3083: ``--rope-freq-base`` with ``type=int``, for NTK bases such as that of alpha 2."""
+    base = ntk(10000.0, 2.0, 128)
+    assert not base.is_integer()
+    config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "rope_theta": base}
+    (finding,) = found(config, 4096)
+    assert (finding.severity, finding.evidence.expected) == ("warning", math.floor(base))
+    assert found({**config, "rope_theta": math.floor(base)}) == []
+
+
+def test_an_argument_annotated_as_int() -> None:
+    """NVIDIA/TransformerEngine#944: ``rotary_base: int = 10000``; the review asks for 10000.0."""
+    config = {"model_type": "gpt_neox", "rotary_emb_base": 10000.0, "rotary_pct": 0.25}
+    (finding,) = found(config)
+    assert (finding.severity, finding.where.module) == ("note", "rotary_emb_base")
+    assert found({**config, "rotary_emb_base": 10000}) == []
+
+
+def test_a_base_that_each_model_annotates_otherwise() -> None:
+    """vllm-project/vllm#18914: ``base: int`` in get_rope while models hand on floats such as Starcoder2's."""
+    config = {"model_type": "starcoder2", "rope_theta": 999999.4420358813, "max_position_embeddings": 16384}
+    (finding,) = found(config)
+    assert (finding.severity, finding.evidence.expected) == ("warning", 999999)
+    assert found({**config, "rope_theta": 999999}) == []
+
+
+def test_a_base_for_a_wished_length() -> None:
+    """theroyallab/tabbyAPI#90: rope_alpha 3.4321 is a base of 35,000, and no whole number in config.json."""
+    base = ntk(10000.0, 3.4321, 128)
+    assert base == pytest.approx(35000, rel=1e-4)
+    (finding,) = found({"model_type": "mixtral", "rope_theta": base})
+    assert finding.severity == "warning"
+    assert found({"model_type": "mixtral", "rope_theta": 35000}) == []

@@ -163,3 +163,41 @@ def test_through_the_pipeline(tmp_path: Path) -> None:
     report = pediag.check(path, select=["PE102"])
     assert [finding.code for finding in report.findings] == ["PE102"]
     assert outcome("PE102", Config.from_file(path)).status == "fail"
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+
+def test_the_zero_of_an_unset_field() -> None:
+    """Luce-Org/lucebox#284: a base of 0.0 where the file's was not read, and NaN in every query and key."""
+    draft = {"model_type": "qwen3", "hidden_size": 5120, "num_attention_heads": 32, "head_dim": 128}
+    finding = only("PE102", {**draft, "rope_theta": 0.0})
+    assert (finding.severity, finding.evidence.measured) == ("error", 0.0)
+    assert "63 of 64 pairs are infinite" in finding.effect and "NaN" in finding.effect
+    assert not found("PE102", {**draft, "rope_theta": 10000000.0})
+
+
+def test_a_negative_base_of_one_layer() -> None:
+    """mlx-node/mlx-node#117: ``-500000.0`` passes for a base, while 0 is a layer without rotation."""
+    muse = {"model_type": "muse_glimmer_text", "hidden_size": 64, "num_attention_heads": 4}
+    layers = {**muse, "num_hidden_layers": 4, "layer_rope_theta": [500000.0, -500000.0, 500000.0, 0.0]}
+    finding = only("PE102", layers)
+    assert (finding.where.module, finding.evidence.measured) == ("layer_rope_theta", -500000.0)
+    assert not found("PE102", {**layers, "layer_rope_theta": [500000.0, 500000.0, 500000.0, 0.0]})
+
+
+@pytest.mark.parametrize("base", [NAN, INF])
+def test_not_finite_and_not_below_zero(base: float) -> None:
+    """RL-Align/RL-Kernel#236: ``theta <= 0`` lets NaN and infinity pass."""
+    assert not base <= 0
+    assert only("PE102", {**HERE, "rope_theta": base}).severity == "error"
+    assert not found("PE102", {**HERE, "rope_theta": 1000000.0})
+
+
+def test_a_scaling_that_drops_the_base() -> None:
+    """unslothai/unsloth#7028: ``{"type": "linear", "factor": F}`` in transformers 5 replaces the whole object."""
+    llama = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+    left = {"rope_type": "linear", "factor": 2.0, "rope_theta": None}
+    finding = only("PE102", {**llama, "rope_parameters": left})
+    assert (finding.where.module, finding.evidence.measured) == ("rope_parameters.rope_theta", "null")
+    assert not found("PE102", {**llama, "rope_parameters": {**left, "rope_theta": 500000.0}})

@@ -113,3 +113,49 @@ def test_such_a_config_can_be_checked(tmp_path: Path) -> None:
         path.write_text(f'{{"model_type": "llama", "rope_theta": 10000, {scaling}}}')
         report = pediag.check(path)
         assert "PE104" in {finding.code for finding in report.findings}
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("dynamic-ntk", "dynamic"), ("none", "default"), ("pi", "linear")],
+    ids=["jquesnelle/yarn#40", "ggml-org/llama.cpp#2268", "allenai/OLMo-core#330"],
+)
+def test_a_tool_s_own_word_for_a_type(given: str, meant: str) -> None:
+    """Options and class names of tools, written as the type: --dynamic-ntk, --rope-scaling none, PI."""
+    config = {"model_type": "llama", "rope_theta": 10000, "rope_scaling": {"type": given, "factor": 4.0}}
+    finding = only("PE104", config)
+    assert (finding.severity, finding.evidence.expected) == ("error", meant)
+    assert not found("PE104", {**config, "rope_scaling": {"type": meant, "factor": 4.0}})
+
+
+def test_su_and_longrope_are_one() -> None:
+    """B056, huggingface/text-generation-inference#2172 and ggml-org/llama.cpp#8262: users rename one into the other."""
+    phi = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 32, "rope_theta": 10000.0}
+    lists = {"short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+    for kind in ("su", "longrope"):
+        assert not found("PE104", {**phi, "rope_scaling": {"type": kind, **lists}})
+    assert (
+        only("PE104", {**phi, "rope_scaling": {"type": "long_rope", **lists}}).evidence.expected == "longrope"
+    )
+
+
+def test_a_type_newer_than_its_reader_is_none_of_the_config_s() -> None:
+    """B052, meta-llama/llama3#299: an old transformers refuses llama3; a misspelt one is refused by all."""
+    bands = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama = {"model_type": "llama", "rope_theta": 500000.0, "max_position_embeddings": 131072}
+    scaling = {**bands, "original_max_position_embeddings": 8192}
+    assert not found("PE104", {**llama, "rope_scaling": {**scaling, "rope_type": "llama3"}})
+    wrong = only("PE104", {**llama, "rope_scaling": {**scaling, "rope_type": "llama3.1"}})
+    assert wrong.evidence.expected == "llama3"
+
+
+def test_an_alias_of_a_server() -> None:
+    """B074, vllm-project/vllm#56446: deepseek_yarn is vLLM's own name; a test for "yarn" alone misses it."""
+    scaling = {"factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    deepseek = {"model_type": "deepseek_v3", "rope_theta": 10000, "max_position_embeddings": 163840}
+    assert not found("PE104", {**deepseek, "rope_scaling": {"rope_type": "deepseek_yarn", **scaling}})
+    near = only("PE104", {**deepseek, "rope_scaling": {"rope_type": "deepseek-yarn", **scaling}})
+    assert near.evidence.expected == "deepseek_yarn"

@@ -163,3 +163,53 @@ def test_line_is_that_of_the_type(tmp_path: Path) -> None:
     assert finding.where.module == "rope_scaling.low_freq_factor"
     finding, line = in_file("PE105", scaled(**{**LONGROPE, "long_factor": None}), tmp_path)
     assert line == '"long_factor": null'
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+LLAMA31 = {"model_type": "llama", "rope_theta": 500000.0, "max_position_embeddings": 131072}
+
+
+def test_llama_3_1_cut_down_to_two_keys() -> None:
+    """B052, meta-llama/llama3#299: "must be a dictionary with two fields, type and factor", and what is then left."""
+    finding = only("PE105", {**LLAMA31, "rope_scaling": {"type": "llama3", "factor": 8.0}})
+    assert (finding.severity, finding.evidence.expected) == ("error", "low_freq_factor, high_freq_factor")
+    whole = {**LLAMA3, "original_max_position_embeddings": 8192}
+    assert not found("PE105", {**LLAMA31, "rope_scaling": whole})
+
+
+def test_a_minimal_yarn_in_a_config_without_lengths() -> None:
+    """B058, NVIDIA-NeMo/Automodel#2652: Step3p7Config(rope_scaling={"rope_type": "yarn", "factor": 2.0})."""
+    step = {"model_type": "step3p7", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
+    finding = only("PE105", step)
+    assert (finding.severity, finding.evidence.expected) == ("error", LENGTH)
+    mended = {"rope_type": "yarn", "factor": 2.0, LENGTH: 131072}
+    assert not found("PE105", {"model_type": "step3p7", "rope_scaling": mended})
+
+
+def test_a_minimal_yarn_beside_a_length() -> None:
+    """B058, hiyouga/LlamaFactory#8101: the length before scaling is then guessed to be the declared one."""
+    qwen = {"model_type": "qwen2", "rope_theta": 1000000.0, "max_position_embeddings": 32768}
+    finding = only("PE105", {**qwen, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    assert (finding.severity, finding.where.module) == ("note", f"rope_scaling.{LENGTH}")
+    assert "(32768)" in finding.effect
+    assert not found("PE105", {**qwen, "rope_scaling": {"type": "yarn", "factor": 4.0, LENGTH: 32768}})
+
+
+def test_the_extended_length_for_the_original_one() -> None:
+    """B049, microsoft/onnxruntime-genai#2311: a builder that does not find the key takes the extended length."""
+    phi = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 32, "rope_theta": 10000.0}
+    lists = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    finding = only("PE105", {**phi, "max_position_embeddings": 131072, "rope_parameters": lists})
+    assert finding.severity == "note" and "131072" in finding.effect
+    beside = {**phi, "max_position_embeddings": 131072, LENGTH: 4096, "rope_parameters": lists}
+    assert not found("PE105", beside)
+
+
+def test_a_scaled_type_without_its_numbers() -> None:
+    """ROCm/aiter#4742: an unscaled model of transformers 5 is taken for deepseek_yarn, which has none of its keys."""
+    glm = {"rope_theta": 1000000, "partial_rotary_factor": 1.0}
+    model = {"model_type": "glm4_moe_lite", "max_position_embeddings": 202752}
+    finding = only("PE105", {**model, "rope_parameters": {**glm, "rope_type": "deepseek_yarn"}})
+    assert (finding.severity, finding.evidence.expected) == ("error", "factor")
+    assert not found("PE105", {**model, "rope_parameters": {**glm, "rope_type": "default"}})

@@ -208,3 +208,56 @@ def test_one_rule_speaks_of_an_alpha(scaling: dict[str, Any], codes: list[str]) 
 def test_line(tmp_path: Path) -> None:
     _, line = in_file("PE106", scaled(**YARN, beta_fst=16), tmp_path)
     assert line == '"beta_fst": 16'
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+
+def test_deepseek_r1_s_distilled_qwen3() -> None:
+    """B053, deepseek-ai/DeepSeek-R1#684: attn_factor 0.878 with factor 4; attention_factor 1 says the same here."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    qwen = {"model_type": "qwen3", "head_dim": 128, "rope_theta": 1000000, "max_position_embeddings": 131072}
+    finding = only("PE106", {**qwen, "rope_scaling": {**rope, "attn_factor": 0.8782488562869419}})
+    assert (finding.severity, finding.where.module) == ("warning", "rope_scaling.attn_factor")
+    assert finding.evidence.expected == pytest.approx(1.0, rel=1e-12)
+    assert not found("PE106", {**qwen, "rope_scaling": {**rope, "attention_factor": 1.0}})
+
+
+def test_sections_under_the_default_type() -> None:
+    """B055, QwenLM/Qwen2.5-Omni#373: transformers logs "Unrecognized keys", and the model reads the sections itself."""
+    sections = {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"}
+    omni = {"model_type": "qwen2_5_omni_text", "rope_theta": 1000000.0, "rope_scaling": sections}
+    assert not found("PE106", omni)
+    wrong = {"mrope_sections": [16, 24, 24], "rope_type": "default"}
+    finding = only("PE106", {**omni, "rope_scaling": wrong})
+    assert (finding.severity, finding.evidence.expected) == ("warning", "mrope_section")
+
+
+def test_magnitudes_of_phi_that_one_reader_reads() -> None:
+    """lablup/mlxcel#1358: short_mscale and long_mscale beside the lists; transformers' Phi-3 takes attention_factor."""
+    phi = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 32, "rope_theta": 10000.0}
+    lists = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    lengths = {"original_max_position_embeddings": 4096, "max_position_embeddings": 131072}
+    both = {**lists, "short_mscale": 1.1, "long_mscale": 1.2}
+    config = {**phi, **lengths, "rope_scaling": both}
+    assert keys("PE106", config) == ["rope_scaling.short_mscale", "rope_scaling.long_mscale"]
+    assert not found("PE106", {**config, "rope_scaling": {**lists, "attention_factor": 1.2}})
+
+
+def test_a_scaling_that_names_no_type() -> None:
+    """runpod-workers/worker-vllm#257: "rope_scaling should have a 'rope_type' key"; transformers scales nothing."""
+    text = {"model_type": "gemma3_text", "head_dim": 128, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+    gemma = {"model_type": "gemma3", "text_config": {**text, "rope_scaling": {"factor": 8.0}}}
+    finding = only("PE106", gemma)
+    assert finding.where.module == "text_config.rope_scaling.factor"
+    mended = {**text, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    assert not found("PE106", {**gemma, "text_config": mended})
+
+
+def test_an_alpha_for_a_class_that_reads_factor() -> None:
+    """onnxruntime/mobius#293: HunYuan's alpha 1000 beside factor 1, which no other class of transformers reads."""
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    hunyuan = {"model_type": "hunyuan_v1_dense", "head_dim": 128, "rope_theta": 10000.0}
+    assert not found("PE106", {**hunyuan, "rope_scaling": scaling})
+    other = {**hunyuan, "model_type": "llama", "rope_scaling": scaling}
+    assert keys("PE106", other) == ["rope_scaling.alpha"]

@@ -347,3 +347,57 @@ def test_line(tmp_path: Path) -> None:
     assert line == '"factor": 0.5,'
     _, line = in_file("PE107", scaled(**YARN, beta_slow=64), tmp_path)
     assert line == '"beta_slow": 64'
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5])
+def test_a_factor_the_other_way_round(factor: float) -> None:
+    """B070, ml-explore/mlx#261 and LostRuins/koboldcpp#375: 0.25 multiplies in one tool what 4 divides here."""
+    llama = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "rope_theta": 10000}
+    config = {**llama, "max_position_embeddings": 16384, "rope_scaling": {"type": "linear", "factor": factor}}
+    finding = only("PE107", config, 4096)
+    assert (finding.severity, finding.evidence.measured) == ("error", factor)
+    assert f"{4096 / factor:,.0f}" in finding.effect
+    assert not found("PE107", {**config, "rope_scaling": {"type": "linear", "factor": 1 / factor}})
+
+
+QWEN35 = {"model_type": "qwen3_5_text", "head_dim": 256, "max_position_embeddings": 262144}
+SECTIONS = {"mrope_section": [11, 11, 10], "mrope_interleaved": True, "rope_theta": 10000000}
+
+
+def test_sections_of_a_quarter_of_the_head() -> None:
+    """B094, AI-Hypercomputer/maxtext#4616: sections for 64 channels of 256, where the share is dropped and all turn."""
+    whole = {**SECTIONS, "rope_type": "default", "partial_rotary_factor": 1.0}
+    finding = only("PE107", {**QWEN35, "rope_parameters": whole})
+    assert finding.where.module == "rope_parameters.mrope_section"
+    assert "sum to 32; 256 channels turn" in finding.message
+    assert not found("PE107", {**QWEN35, "rope_parameters": {**whole, "partial_rotary_factor": 0.25}})
+
+
+def test_a_draft_that_does_not_take_the_share_over() -> None:
+    """vllm-project/speculators#733: mrope_section without partial_rotary_factor in a draft of another class."""
+    draft = {**QWEN35, "model_type": "qwen3", "rope_parameters": {**SECTIONS, "rope_type": "default"}}
+    assert keys("PE107", draft) == ["rope_parameters.mrope_section"]
+    shared = {**SECTIONS, "rope_type": "default", "partial_rotary_factor": 0.25}
+    assert not found("PE107", {**draft, "rope_parameters": shared})
+
+
+def test_phi_4_mini_s_lists_for_whole_heads() -> None:
+    """apache/tvm#18520: 48 factors for 96 of 128 channels; without the share there are 64 pairs."""
+    lists = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
+    phi = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24, "rope_theta": 10000.0}
+    lengths = {"max_position_embeddings": 131072, LENGTH: 4096, "rope_scaling": lists}
+    assert keys("PE107", {**phi, **lengths}) == ["rope_scaling.short_factor", "rope_scaling.long_factor"]
+    assert not found("PE107", {**phi, **lengths, "partial_rotary_factor": 0.75})
+
+
+def test_an_amplitude_beyond_the_formula() -> None:
+    """B080, Avarok-Cybersecurity/atlas#342: the reference forces 1.0, the formula gives 1.277; 0 and 16 are neither."""
+    yarn = {**YARN, "factor": 16.0, LENGTH: 65536}
+    assert 0.1 * np.log(16.0) + 1 == pytest.approx(1.277, abs=1e-3)
+    for sound in (1.0, 1.277):
+        assert not found("PE107", scaled(**yarn, attention_factor=sound))
+    assert only("PE107", scaled(**yarn, attention_factor=16.0)).severity == "warning"
+    assert only("PE107", scaled(**yarn, attention_factor=0)).severity == "error"

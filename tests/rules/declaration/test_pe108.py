@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.rules._fixtures import load
-from tests.rules.declaration._judge import found, none, one
+from tests.rules.declaration._judge import SIZES, found, none, one
 
 FIXTURE = load("pe108_scaling_length_conflict")
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -102,3 +102,12 @@ def test_the_original_length_at_the_top() -> None:
 def test_what_is_no_length_is_left_to_others(bad: Any) -> None:
     assert none("PE108", "llama", **keys("llama3", 8.0, bad, 8192))
     assert none("PE108", "llama", **keys("yarn", bad, 8192, 65536))
+
+
+def test_a_factor_of_positions_that_grow_more_slowly() -> None:
+    """vllm-project/vllm#25384: Qwen3-VL's recipe for a million tokens writes 3 where the lengths' ratio is 3.9."""
+    rope = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 256000}
+    sections = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    config = {"model_type": "qwen3_vl_text", "max_position_embeddings": 1000000, "rope_theta": 5000000}
+    assert found("PE108", {**SIZES, **config, "rope_scaling": {**rope, **sections}}) == []
+    assert len(found("PE108", {**SIZES, **config, "rope_scaling": rope})) == 1

@@ -108,3 +108,62 @@ def test_a_scaling_that_never_reaches_its_model() -> None:
     handed = transformers.Qwen2VLConfig(rope_scaling=dict(LINEAR)).text_config.rope_parameters
     assert handed["rope_type"] == "linear"
     assert found("PE110", {"model_type": "qwen2_vl", "rope_scaling": LINEAR, "text_config": {**SIZES}}) == []
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+
+def test_a_rotary_dim_that_its_class_drops() -> None:
+    """huggingface/transformers#48241: MiniMax-M2's rotary_dim 64 of 128; by now its class reads it, MiniMax's not."""
+    shape = {"head_dim": 128, "rotary_dim": 64, "rope_theta": 5000000, "max_position_embeddings": 196608}
+    finding = one("PE110", "minimax", **shape)
+    assert (finding.where.module, finding.evidence.measured) == ("rotary_dim", 64)
+    assert none("PE110", "minimax_m2", **shape)
+    assert none("PE110", "minimax", **{key: value for key, value in shape.items() if key != "rotary_dim"})
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    sizes = {"head_dim": 128, "rotary_dim": 64}
+    assert "partial_rotary_factor" not in transformers.MiniMaxConfig(**sizes).rope_parameters
+    assert transformers.MiniMaxM2Config(**sizes).rope_parameters["partial_rotary_factor"] == 0.5
+
+
+@pytest.mark.parametrize("value", ["relative_key", "relative_key_query"])
+def test_relative_positions_that_release_5_took_out(value: str) -> None:
+    """huggingface/transformers#41170 removed what #17026 and #8276 ran with; the key is still taken and kept."""
+    bert = {"max_position_embeddings": 10, "max_seq_length": 10}
+    finding = one("PE110", "bert", position_embedding_type=value, **bert)
+    assert (finding.where.module, finding.evidence.measured) == ("position_embedding_type", value)
+    assert none("PE110", "bert", position_embedding_type="absolute", **bert)
+
+
+def test_layers_without_rotation_in_a_class_that_rotates_all() -> None:
+    """pytorch/executorch#22043: SmolLM3's no_rope_layer_interval 4 on a path of Llama, which reads it nowhere."""
+    keys = {"no_rope_layer_interval": 4, "rope_theta": 5000000.0, "max_position_embeddings": 65536}
+    assert one("PE110", "llama", **keys).where.module == "no_rope_layer_interval"
+    assert none("PE110", "smollm3", **keys)
+
+
+def test_a_switch_of_the_first_qwen() -> None:
+    """InternLM/lmdeploy#846 and B068, QwenLM/Qwen#401: use_dynamic_ntk is read by Qwen's own code alone."""
+    assert one("PE110", "qwen2", use_dynamic_ntk=True).where.module == "use_dynamic_ntk"
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    assert none("PE110", "qwen2", rope_scaling=scaling, max_position_embeddings=8192)
+
+
+def test_a_declared_scaling_that_no_layer_sees() -> None:
+    """B059, unslothai/unsloth#6197, and Blaizzy/mlx-vlm#1710: llama3 declared where the model of text does not look."""
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    scaling = {"rope_type": "llama3", "factor": 8.0, **bands}
+    text = {**SIZES, "model_type": "llama", "rope_theta": 500000.0}
+    (finding,) = found("PE110", {"model_type": "llava", "rope_scaling": scaling, "text_config": text})
+    assert (finding.where.module, finding.evidence.measured) == ("rope_scaling", "llama3")
+    inside = {"model_type": "llava", "text_config": {**text, "rope_scaling": scaling}}
+    assert found("PE110", inside) == []
+
+
+def test_an_option_of_a_runtime_for_a_key() -> None:
+    """B062, NVIDIA/Megatron-LM#6305, and MakazhanAlpamys/Soup#793: a factor under a name that no class reads."""
+    keys = {"rope_scaling_factor": 32.0, "rope_theta": 500000.0}
+    assert one("PE110", "llama", **keys).where.module == "rope_scaling_factor"
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    said = {"rope_type": "llama3", "factor": 32.0, **bands}
+    assert none("PE110", "llama", rope_theta=500000.0, rope_scaling=said)

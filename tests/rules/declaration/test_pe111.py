@@ -184,3 +184,69 @@ def test_transformers_stops_on_them() -> None:
 def test_line(tmp_path: Path) -> None:
     _, line = in_file("PE111", {**HERE, "head_dim": 15}, tmp_path)
     assert line == '"head_dim": 15'
+
+
+# -- reports ------------------------------------------------------------------------------------------------
+
+
+def test_a_head_of_65_channels() -> None:
+    """huggingface/transformers#48101: 520 channels in 8 heads pass every validation and stop in the first forward."""
+    shape = {"hidden_size": 520, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    for kind in ("llama", "qwen2", "mixtral"):
+        finding = only("PE111", {"model_type": kind, **shape, "rope_theta": 10000.0})
+        assert (finding.severity, finding.evidence.measured) == ("error", 65)
+        assert not found("PE111", {"model_type": kind, **shape, "hidden_size": 512, "rope_theta": 10000.0})
+
+
+def test_heads_that_do_not_divide_a_gpt_neox() -> None:
+    """huggingface/transformers#23081: 1024 channels and 12 heads of 85, of which 3 x 85 x 12 is no 3,072."""
+    neox = {"model_type": "gpt_neox", "hidden_size": 1024, "rotary_pct": 0.25, "rotary_emb_base": 10000}
+    finding = only("PE111", {**neox, "num_attention_heads": 12})
+    assert (finding.severity, finding.evidence.measured) == ("error", 1024 % 12)
+    assert not found("PE111", {**neox, "num_attention_heads": 16})
+
+
+def test_three_of_four_channels() -> None:
+    """huggingface/transformers#35233: int(4 * 0.75) channels of a tiny head turn, whose table has 4."""
+    neox = {"model_type": "gpt_neox", "hidden_size": 32, "num_attention_heads": 8, "rotary_emb_base": 10000}
+    finding = only("PE111", {**neox, "rotary_pct": 0.75})
+    assert (finding.where.module, finding.evidence.measured) == ("rotary_pct", 3)
+    assert not found("PE111", {**neox, "rotary_pct": 0.5})
+
+
+def test_a_hidden_size_between_the_heads() -> None:
+    """delphi-suite/delphi#144: "hidden_size must be divisible by num_heads (got 54 and 4)"."""
+    tiny = {"model_type": "llama", "num_attention_heads": 4, "rope_theta": 10000.0}
+    assert only("PE111", {**tiny, "hidden_size": 54}).evidence.measured == 54 % 4
+    assert not found("PE111", {**tiny, "hidden_size": 56})
+
+
+def test_one_head_split_by_two_formulas() -> None:
+    """B106, huggingface/diffusers#12538: 64 channels as [24, 20, 20] in the tables and [22, 21, 21] in the split."""
+    assert sum([24, 20, 20]) == sum([22, 21, 21]) == 64
+    split = {"axes_dims_rope": [22, 21, 21], "attention_head_dim": 64}
+    assert only("PE111", {"transformer": split}).evidence.measured == 21
+    assert not found("PE111", {"transformer": {**split, "axes_dims_rope": [24, 20, 20]}})
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"model_type": "mistral", "hidden_size": 5120, "num_attention_heads": 32, "head_dim": 128},
+        {"model_type": "llama", "hidden_size": 1792, "num_attention_heads": 24, "head_dim": 128},
+        {"model_type": "qwen3", "hidden_size": 2560, "num_attention_heads": 32, "head_dim": 128},
+        {"model_type": "llama", "hidden_size": 2048, "num_attention_heads": 16, "head_dim": 32},
+    ],
+    ids=[
+        "huggingface/candle#2358",
+        "huggingface/transformers#46211",
+        "SafeAILab/EAGLE#223",
+        "transformers#36090",
+    ],
+)
+def test_a_head_that_is_not_the_quotient(shape: dict[str, Any]) -> None:
+    """B103: the declared head is right and the reader divides. B104: whether it is stale the stored weights tell."""
+    assert not found("PE111", {**shape, "rope_theta": 1000000.0})
+    if shape["hidden_size"] % shape["num_attention_heads"]:
+        left = {key: value for key, value in shape.items() if key != "head_dim"}
+        assert only("PE111", {**left, "rope_theta": 1000000.0}).severity == "error"
