@@ -39,7 +39,9 @@ _PADS_PER_ROW = 4
 class Pass:
     """One pass: its trace, and what the batch was. ``pads`` has the width of the padding of each text in tokens.
 
-    ``given`` names the arguments that were set, ``documents`` has the lengths of the packed texts in tokens.
+    ``given`` names the arguments that were set, ``documents`` has the lengths of the packed texts in tokens. ``told``
+    says whether anything told the model of padding, ``hidden`` that true stands for padding in its mask, ``sure`` that
+    the mask is known to mean what it is taken for.
     """
 
     trace: Trace
@@ -47,6 +49,8 @@ class Pass:
     pads: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
     told: bool = True
+    sure: bool = True
+    hidden: bool = False
     value: Evaluator = field(default_factory=lambda: Evaluator(surrogates=True))
     places: dict[object, Site] = field(default_factory=dict)
 
@@ -72,6 +76,25 @@ class Pass:
             flat = flat[None] if batch is None else flat
             flat = torch.view_as_real(flat.contiguous()) if flat.is_complex() else flat
             return flat.reshape(*flat.shape[:2], -1).double()
+
+    def apart(self) -> bool:
+        """Whether attention hides each of two packed texts from the other, by a mask or a value added to scores."""
+        masks = [item.mask for item in self.trace.graph.attentions if item.mask is not None]
+        masks += [node for site in self.trace.graph.sites if site.kind == "bias" for node in site.position]
+        return len(self.documents) == 2 and any(self._hides(mask) for mask in dict.fromkeys(masks))
+
+    def _hides(self, mask: Node) -> bool:
+        first = self.documents[0]
+        try:
+            value = self.value(mask)
+        except Unavailable:
+            return False
+        with real_numbers():
+            if value.dim() < 2 or min(value.shape[-2:]) <= first:
+                return False
+            value = value.reshape(-1, *value.shape[-2:])[0].double()
+            across, own = value[first:, :first], value[first:, first:].diagonal()
+            return bool((across == across.flatten()[0]).all()) and bool((own != across.flatten()[0]).all())
 
 
 class Batches:
@@ -113,6 +136,27 @@ class Batches:
         """The argument that says of which document of a packed batch a token is; empty where forward has none."""
         accepted = {**self._accepted(), **dict(self._named(self._candidate()))}
         return next((name for name in DOCUMENTS if name in accepted), "")
+
+    def stored(self) -> dict[str, Node]:
+        """Every parameter and buffer of the model by name, as its passes start from it."""
+        return dict(self._session.leaves)
+
+    def unread(self) -> dict[str, Node]:
+        """The parameters and buffers that no operation of the structural pass reads, copies of read ones left out."""
+        read = {item for node in self.plain.trace.graph.nodes for item in node.inputs()}
+        return {name: node for name, node in self._session.leaves.items() if node not in read}
+
+    def declared(self) -> set[int]:
+        """The whole numbers that the model's own modules hold as attributes, not those of torch."""
+        modules = (
+            part for part in self._session.model.modules() if not type(part).__module__.startswith("torch.")
+        )
+        return {item for part in modules for item in vars(part).values() if type(item) is int}
+
+    def is_table(self, name: str) -> bool:
+        """Whether a parameter is one of an embedding or of a module that is not torch's own."""
+        owner = self._session.model.get_submodule(name.rpartition(".")[0])
+        return isinstance(owner, nn.Embedding) or not type(owner).__module__.startswith("torch.")
 
     def padded(self, sites: Sequence[Site]) -> Pass | None:
         """A batch padded on the left, each text by another width; None where nothing tells the model of padding.
@@ -156,14 +200,18 @@ class Batches:
         widths = _widths(batch, tokens)
         with real_numbers():
             pads = torch.arange(tokens)[None] < torch.tensor(widths)[:, None]
+            kept = ~pads
         values: dict[str, Any] = {}
         if name:
             values[name] = self._mask(name, pads, axis)
-            values.update(self._generated(~pads))
-        padding = Padding(pads if axis or len(shape) < 2 else pads.T, _pad_ids(self._session.model), not name)
+            values.update(self._generated(kept))
+        with real_numbers():
+            laid = pads if axis or len(shape) < 2 else pads.T
+            padding = Padding(laid, ~laid, _pad_ids(self._session.model), not name)
         made = self._pass(sites, values, padding=padding)
         if made is not None:
             made.pads, made.told = widths, bool(name) or padding.asked
+            made.hidden, made.sure = name in HIDING, name not in (*HIDING, *EITHER)
         return made
 
     def _mask(self, name: str, pads: torch.Tensor, axis: int) -> torch.Tensor:
@@ -305,7 +353,7 @@ class Batches:
 
 
 class _Met:
-    """Told of every site as it is met, it ends the pass when all that are wanted were."""
+    """Told of every site as it is met, it ends the pass when all that are wanted were; where none is, never."""
 
     def __init__(self, wanted: set[object]) -> None:
         self._left = set(wanted)
@@ -313,9 +361,11 @@ class _Met:
 
     def __call__(self, site: Site) -> None:
         """Raises Enough at the last site that is wanted."""
-        self._left.discard(_place(site, self._seen))
-        if not self._left:
-            raise Enough
+        place = _place(site, self._seen)
+        if place in self._left:
+            self._left.discard(place)
+            if not self._left:
+                raise Enough
 
 
 class _Same:

@@ -21,11 +21,13 @@ PAD = "constant_pad_nd"
 class Padding:
     """Which tokens of the input are padding, for code that compares ids with the one of padding.
 
-    ``pads`` has the shape of the input; ``ids`` are those that the model declares as padding, ``undeclared`` says that
-    any id may be where it declares none. ``asked`` is set when the model's code compares.
+    ``pads``, and ``kept`` which is all others, have the shape of the input. ``ids`` are those that the model declares as
+    padding, ``undeclared`` says that any id may be where it declares none. ``asked`` is set when the model's code
+    compares.
     """
 
     pads: torch.Tensor
+    kept: torch.Tensor
     ids: frozenset[int]
     undeclared: bool = False
     asked: bool = False
@@ -36,7 +38,7 @@ class Padding:
             return None
         self.asked = True
         node, _ = graph.add("leaf", (), {}, Provenance.MASK, like, share=False)
-        said = self.pads if name == "eq" else ~self.pads
+        said = self.pads if name == "eq" else self.kept
         node.source, node.moving = (lambda: said), tuple(range(said.dim()))
         return node
 

@@ -5,7 +5,8 @@
 Fires when a model with attention has no position encoding at any place (added, rotated, in the scores) and
 nothing else that knows order: no recurrence, no convolution along the tokens, no shift. Without any mask of
 positions it is an error, with a causal mask (or a window) a note. It names positions that are computed and
-then go nowhere, or are multiplied by zero.
+then go nowhere, or are multiplied by zero. A table of positions that is lost (computed or stored and used by
+nothing, or the same for every token) is an error under a causal mask too: the model was meant to have them.
 
 For a module that takes vectors, or more than one input, it is a warning.
 
@@ -50,10 +51,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pediag.rules.entry._common import complete, line_of, place
-from pediag.rules.finding import Evidence, Finding, Fix
+from pediag.rules.entry._constant import dropped, stuck, unread
+from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 from pediag.rules.state._stored_ids import alike
 
@@ -85,6 +88,17 @@ CUTS = frozenset(
     ("slice", "select", "getitem", "split", "split_with_sizes", "unbind", "index", "index_select", "gather")
 )
 """Operations that take some tokens out of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A table of positions that enters nowhere: its value, what is said of it, its place, and what to do."""
+
+    node: Node
+    told: str
+    where: Where
+    advice: str
+
 
 FIXED = (
     "attention runs over a fixed number of places, not over tokens; a table of fixed size cannot be told "
@@ -174,16 +188,42 @@ def _cuts(trace: Trace, node: Node) -> bool:
 def _finding(facets: Facets, trace: Trace, along: list[Attention]) -> Finding:
     masked = any(item.causal for item in along) or any(item.scheme == "mask" for item in facets.encodings)
     open_inputs = not masked and _open(trace)
-    unused = _unused(trace)
+    lost = _lost(facets, trace)
+    unused = lost.node if lost else _unused(trace)
     first = along[0]
     return Finding(
-        message=_message(unused, masked, open_inputs),
+        message=_message(lost.told if lost else _told(unused), masked, open_inputs),
         effect=_effect(facets.seq_len, masked),
-        where=place(unused.module, unused.frame) if unused else place(first.module, first.frame),
+        where=lost.where if lost else place(*((unused or first).module, (unused or first).frame)),
         evidence=Evidence(0, 1, None, "sites", facets.seq_len),
-        fix=_fix(unused, masked),
-        severity="note" if masked else "warning" if open_inputs else "error",
+        fix=Fix(lost.advice) if lost else _fix(unused, masked),
+        severity="error" if lost else "note" if masked else "warning" if open_inputs else "error",
     )
+
+
+def _lost(facets: Facets, trace: Trace) -> Lost | None:
+    """A table of positions that the model has and that no token gets; None where there is none."""
+    for site in stuck(trace):
+        table = site.position[0]
+        told = f"The positions made at {line_of(table.frame)} are the same for every token"
+        advice = (
+            f"Give the code at {line_of(table.frame)} positions 0, 1, 2 ..., not one number for all tokens."
+        )
+        return Lost(table, told, place(table.module, table.frame), advice)
+    for node in dropped(trace):
+        return Lost(node, _told(node), place(node.module, node.frame), _fix(node, False).summary)
+    for name, node in unread(facets):
+        advice = f"Read `{name}` where positions should enter."
+        return Lost(
+            node, f"The position table `{name}` is never read", Where(name.rpartition(".")[0]), advice
+        )
+    return None
+
+
+def _told(unused: Node | None) -> str:
+    if unused is None:
+        return "No position reaches attention"
+    return f"Positions are computed at {line_of(unused.frame)} but never reach attention"
 
 
 def _open(trace: Trace) -> bool:
@@ -226,11 +266,7 @@ def _with_operands(nodes: list[Node]) -> set[Node]:
     return set().union(*(ancestors(node) for node in nodes)) if nodes else set()
 
 
-def _message(unused: Node | None, masked: bool, open_inputs: bool) -> str:
-    if unused is not None:
-        start = f"Positions are computed at {line_of(unused.frame)} but never reach attention"
-    else:
-        start = "No position reaches attention"
+def _message(start: str, masked: bool, open_inputs: bool) -> str:
     if masked:
         return f"{start}; only a mask tells order (0 places where positions enter)."
     if open_inputs:

@@ -1,0 +1,179 @@
+"""Position tables that are the same for every token, and tables that nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pediag.rules.rule import Facets
+    from pediag.trace import Node, Site, Trace
+
+
+def stuck(trace: Trace) -> Iterator[Site]:
+    """Joins of content with a table that has a row a token and whose rows are all equal, made in forward of positions.
+
+    Not those whose frequencies are the reason: stored ones that are all zero, or not finite.
+    """
+    for site in trace.graph.constant_sites:
+        table = site.position[0]
+        if (
+            _row_a_token(trace, site, table)
+            and _of_positions(trace, table)
+            and not _no_frequencies(trace, table)
+        ):
+            yield site
+
+
+def _row_a_token(trace: Trace, site: Site, table: Node) -> bool:
+    """Whether a table was computed, and lies along the tokens and the features of the content it meets."""
+    if table.op == "leaf" or table.frame is None or table.stored or not table.dtype.is_floating_point:
+        return False
+    content = max(site.content, key=lambda node: len(node.shape))
+    shift = len(content.shape) - len(table.shape)
+    tokens = [axis for axis, size in enumerate(table.shape) if size == trace.sizes.tokens]
+    wide = table.shape[-1] > 1 and table.shape[-1] not in trace.lengths.moving
+    return wide and any(
+        content.shape[axis + shift] == trace.sizes.tokens for axis in tokens if axis + shift >= 0
+    )
+
+
+def _of_positions(trace: Trace, table: Node) -> bool:
+    """Whether a table goes through a cosine, a sine or a lookup of one value a token: not a mask, not a scale."""
+    from pediag.trace.graph import ancestors
+
+    return any(
+        node.op_name in ("cos", "sin", "polar", "complex", "exp", "embedding")
+        and trace.sizes.tokens in node.shape
+        for node in ancestors(table)
+    )
+
+
+def _no_frequencies(trace: Trace, table: Node) -> bool:
+    from pediag.trace import Unavailable
+    from pediag.trace.graph import ancestors
+
+    for node in ancestors(table):
+        if (
+            not node.stored
+            or not node.dtype.is_floating_point
+            or node.trainable
+            or trace.sizes.tokens in node.shape
+        ):
+            continue
+        try:
+            value = trace.value(node)
+        except Unavailable:
+            continue
+        if not bool(value.isfinite().all()) or not bool(value.any()):
+            return True
+    return False
+
+
+def dropped(trace: Trace) -> Iterator[Node]:
+    """Tables of one row a token that forward computes, and that neither content nor another value is made with.
+
+    Not those of a module of which another table is used: it makes one for each kind of layer.
+    """
+    from pediag.trace.graph import ancestors
+
+    used: set[Node] = set()
+    for node in trace.graph.nodes:
+        if node.provenance.name == "CONTENT":
+            used.update(item for item in node.inputs() if item.provenance.name != "CONTENT")
+    used.update(item.mask for item in trace.graph.attentions if item.mask is not None)
+    program = set().union(*(ancestors(node) for node in used)) if used else set()
+    read = {item for node in trace.graph.nodes for item in node.inputs()}
+    homes = {node.module for node in program if _table(trace, node)}
+    for node in trace.graph.nodes:
+        if node not in program and node not in read and _table(trace, node) and node.module not in homes:
+            yield node
+
+
+def _table(trace: Trace, node: Node) -> bool:
+    """Whether a value is a table that moves along the tokens and has features: cosines, sines, rows."""
+    if node.provenance.name != "POSITION" or node.frame is None or node.op == "leaf" or len(node.moving) != 1:
+        return False
+    wide = any(size > 1 and size not in trace.lengths.moving for size in node.shape)
+    number = node.dtype.is_floating_point or node.dtype.is_complex
+    return wide and number and trace.sizes.tokens in node.shape and "empty" not in node.op_name
+
+
+# -- stored tables that nothing reads -----------------------------------------------------------------------
+
+LEAST_ROWS = 16
+"""Rows from which on a table may be one of positions: fewer are kinds of tokens, segments, languages."""
+
+
+def unread(facets: Facets) -> Iterator[tuple[str, Node]]:
+    """Stored position tables, by name, that forward never reads though the part of the model they belong to runs."""
+    if facets.batches is None:
+        return
+    left = {name: node for name, node in facets.batches.unread().items() if len(node.shape) <= 3}
+    if not left:
+        return
+    ran = _ran(facets.batches.plain.trace)
+    known = _by_numbers(left) | _by_size(facets, left)
+    read = {name.rpartition(".")[0] for name in facets.batches.stored() if name not in left}
+    for name in left:
+        owner = name.rpartition(".")[0]
+        if name in known and owner not in read - {""} and _meant(facets, owner, ran):
+            yield name, left[name]
+
+
+def _ran(trace: Trace) -> set[str]:
+    """Paths of the modules that ran, and of those that hold them."""
+    found: set[str] = set()
+    for path in {node.module for node in trace.graph.nodes}:
+        parts = path.split(".")
+        found.update(".".join(parts[:count]) for count in range(len(parts) + 1))
+    return found
+
+
+def _meant(facets: Facets, owner: str, ran: set[str]) -> bool:
+    """Whether a table belongs to a part that ran: its own module did, or the one above, all of whose parts did."""
+    if owner in ran:
+        return True
+    above = owner.rpartition(".")[0]
+    assert facets.batches is not None
+    beside = {
+        name.rpartition(".")[0]
+        for name in facets.batches.unread()
+        if name.startswith(f"{above}." if above else "") and not name.startswith(f"{owner}.")
+    }
+    return above in ran and not any(path not in ran and path != above for path in beside)
+
+
+def _by_numbers(left: dict[str, Node]) -> set[str]:
+    """Names of tensors that are frequencies or tables of waves by their numbers."""
+    from pediag.encodings import stored
+    from pediag.targets.target import LazyTensor
+
+    fixed = {name: node for name, node in left.items() if not node.trainable and node.source is not None}
+    lazy = {
+        name: LazyTensor(name, node.shape, str(node.dtype).removeprefix("torch."), node.source)
+        for name, node in fixed.items()
+        if node.source is not None
+    }
+    found = stored(lazy) if lazy else []
+    return {name for one in found if one.scheme in ("rotary", "sinusoidal") for name in one.leaves}
+
+
+def _by_size(facets: Facets, left: dict[str, Node]) -> set[str]:
+    """Names of parameters as wide as a token table that is read, and as long as the model declares to reach."""
+    from pediag.targets.config import maximum_length
+
+    assert facets.batches is not None
+    lookups = [node for node in facets.batches.plain.trace.graph.nodes if node.op_name == "embedding"]
+    tokens = {node.args[0].shape for node in lookups if node.args[1].provenance.name == "CONTENT"}
+    declared = maximum_length(facets.config) if facets.config is not None else None
+    lengths = facets.batches.declared() | ({declared, declared + 2} if declared else set())
+    found = set()
+    for name, node in left.items():
+        shape = node.shape[1:] if len(node.shape) == 3 and node.shape[0] == 1 else node.shape
+        if len(shape) != 2 or not node.trainable or shape[0] < LEAST_ROWS or shape in tokens:
+            continue
+        wide = any(shape[1] == table[1] for table in tokens)
+        if wide and shape[0] in lengths and facets.batches.is_table(name):
+            found.add(name)
+    return found
