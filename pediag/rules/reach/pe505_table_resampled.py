@@ -17,9 +17,9 @@ up to 2.0, the whole range of a sine).
 ## What is checked
 
 With row numbers in place of a table, token m reads the number r(m). Whole numbers pass. Otherwise, where r is a
-straight line in m up to one row: a warning, with ``max |r(m) - m|`` over the rows that exist. Where it is not, and an
-interpolation over two axes made it: a note. Weights must sum to the same for every token, and the value must be
-linear in the table.
+straight line in m up to one row, first rows that stay left out: a warning, with ``max |r(m) - m|`` over the rows that
+exist. Where it is not, and an interpolation over two axes made it: a note. Weights must sum to the same for every
+token, and the value must be linear in the table.
 
 ## Known limits
 
@@ -299,10 +299,14 @@ def _column(weights: Tensor, axis: int) -> Column | None:
 
 
 def _straight(rows: NDArray[np.float64]) -> bool:
-    """Whether row numbers rise along a line in the token, up to ``STRAIGHT``."""
+    """Whether row numbers rise along a line in the token, up to ``STRAIGHT``, after any first ones that stay."""
     m = np.arange(rows.size)
-    slope, level = np.polyfit(m, rows, 1)
-    return bool(slope > 0 and np.abs(rows - slope * m - level).max() <= STRAIGHT)
+    moved = np.flatnonzero(np.abs(rows - m) > BETWEEN)
+    rest = slice(int(moved[0]) if moved.size else 0, None)
+    if rows[rest].size < SMALLEST:
+        return False
+    slope, level = np.polyfit(m[rest], rows[rest], 1)
+    return bool(slope > 0 and np.abs(rows[rest] - slope * m[rest] - level).max() <= STRAIGHT)
 
 
 def _finding(facets: Facets, trace: Trace, module: str, found: Resampled) -> Finding:
@@ -358,7 +362,7 @@ def _effect(found: Resampled, scheme: str, n: int) -> str:
             "Vision models do this by design for another resolution; quality away from the trained one is to be "
             "measured, and tuning at it helps (Dosovitskiy et al. 2021)."
         )
-    step = found.rows / _places(found, n)
+    step = found.rows / n if found.read is None else float(np.median(np.diff(found.read)))
     text = f"Two neighbouring tokens lie {step:.3g} rows apart instead of 1, so every position and distance changes."
     if scheme == "sinusoidal":
         fast = "fast bands skip whole waves" if step > 1 else "fast bands lose height between rows"

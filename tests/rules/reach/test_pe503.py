@@ -159,3 +159,68 @@ def test_a_base_that_is_ntk_scaling_of_a_common_one_counts_as_scaled() -> None:
     model = Complex(10000.0 * 4.0 ** (24 / 22)).eval()
     assert not findings(model, "PE503", seq_len=1200, train_len=300)
     assert findings(model, "PE503", seq_len=1201, train_len=300)
+
+
+# -- public reports -----------------------------------------------------------------------------------------
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "head_dim": 64,
+    "initial_context_length": 4096,
+    "max_position_embeddings": 4096,
+    "rope_theta": 150000,
+}
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+QWEN = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rope_theta": 5000000,
+}
+LLAMA1 = LLAMA2 | {"max_position_embeddings": 2048}
+REPORTS: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
+    "B050 NVIDIA/TensorRT-Model-Connect#399: the reader saw no scaling, and gpt-oss ran unscaled": (
+        GPT_OSS,
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": 4096}},
+        131072,
+        4096,
+    ),
+    "huggingface/transformers#24653: LLaMA's perplexity explodes beyond 2,048": (
+        LLAMA1,
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        8192,
+        2048,
+    ),
+    "LostRuins/koboldcpp#1847: a linear scaling of factor 1 in a model of 2,048": (
+        LLAMA1 | {"rope_scaling": {"type": "linear", "factor": 1.0}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        3048,
+        2048,
+    ),
+    "vllm-project/recipes#794: a recipe for 1,010,000 tokens of a model of 262,144": (
+        QWEN,
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}},
+        1010000,
+        262144,
+    ),
+}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_reports(report: str, tmp_path: Path) -> None:
+    """B050 TensorRT-Model-Connect#399, transformers#24653, koboldcpp#1847, vllm-project/recipes#794."""
+    values, right, length, trained = REPORTS[report]
+    (finding,) = findings(written(tmp_path, values), "PE503", seq_len=length)
+    assert (finding.severity, finding.evidence.measured, finding.evidence.expected) == (
+        "warning",
+        length,
+        trained,
+    )
+    assert not findings(written(tmp_path, values), "PE503", seq_len=trained)
+    assert not findings(written(tmp_path, values | right), "PE503", seq_len=length)

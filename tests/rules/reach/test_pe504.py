@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from pediag.encodings import RelativeTable
 from pediag.rules.reach.pe504_relative_range_exceeded import tail_of
+from tests.rules.reach._members import Attention
 from tests.rules.reach._reach import PUBLISHED, cases, findings, points_at_the_mark, written
 
 STEM = "pe504_relative_range_exceeded"
@@ -68,3 +72,65 @@ def test_a_map_of_its_own_is_judged_by_its_tail() -> None:
     assert tail.start == 36
     assert tail_of(relative(steps, 30)) is None, "rows that are not in use yet may begin later"
     assert tail_of(relative({m: m + 60 for m in range(-60, 61)}, 121)) is None
+
+
+# -- public reports -----------------------------------------------------------------------------------------
+
+
+def buckets(offset: Tensor, furthest: int) -> Tensor:
+    """T5's causal map of key minus query to 32 buckets: 16 exact ones, then by the logarithm."""
+    back = (-offset).clamp(min=0)
+    far = 16 + (torch.log(back.clamp(min=1).float() / 16) / math.log(furthest / 16) * 16).long()
+    return torch.where(back < 16, back, far.clamp(max=31))
+
+
+class RelativeBias(Attention):
+    """x-transformers' layer: 32 buckets, and a furthest distance that cannot be set from outside."""
+
+    def __init__(self, furthest: int) -> None:
+        super().__init__()
+        self.furthest, self.table = furthest, nn.Embedding(32, 2)
+
+    def bias(self, n: int) -> Tensor:
+        i = torch.arange(n)
+        offset = i[None] - i[:, None]
+        bias = self.table(buckets(offset, self.furthest)).permute(2, 0, 1)
+        return bias.masked_fill(offset > 0, float("-inf"))
+
+
+def test_b211_x_transformers_11_the_furthest_distance_is_fixed() -> None:
+    """B211 lucidrains/x-transformers#10 and #11: 128 is written in, texts have 512 tokens. 113 begins bucket 31."""
+    (finding,) = findings(RelativeBias(128).eval(), "PE504", seq_len=512)
+    assert (finding.severity, finding.evidence.measured) == ("note", 512 - 113)
+    assert not findings(RelativeBias(512).eval(), "PE504", seq_len=512)
+
+
+class ClippedDistances(Attention):
+    """A learned vector of each clipped distance on the key's side, as BERT's relative_key with the proposed clip."""
+
+    def __init__(self, clip: int) -> None:
+        super().__init__(heads=2, width=16)
+        self.clip, self.distance = clip, nn.Embedding(2 * clip + 1, 16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        i = torch.arange(ids.shape[1])
+        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        rows = self.distance((i[None] - i[:, None]).clamp(-self.clip, self.clip) + self.clip)
+        scores = q @ k.mT + torch.einsum("bhld,lrd->bhlr", q, rows)
+        return (scores / 4).softmax(-1) @ v
+
+
+def test_b214_transformers_9164_a_clip_below_the_length() -> None:
+    """B214 huggingface/transformers#9164 (and #17026, of 10 positions): no error with the clip, one code beyond."""
+    (finding,) = findings(ClippedDistances(10).eval(), "PE504", seq_len=64)
+    assert finding.evidence.measured == 64 - 10
+    assert not findings(ClippedDistances(63).eval(), "PE504", seq_len=64)
+
+
+def test_t5_253_sequences_of_40_thousand(tmp_path: Path) -> None:
+    """google-research/text-to-text-transfer-transformer#253, the reason for huggingface/transformers#16155."""
+    config = {"model_type": "t5", "d_model": 1024, "num_heads": 128, "relative_attention_num_buckets": 32}
+    (finding,) = findings(written(tmp_path, config), "PE504", seq_len=40000)
+    assert finding.evidence.measured == 40000 - 91
+    repaired = config | {"relative_attention_max_distance": 40000}
+    assert not findings(written(tmp_path, repaired), "PE504", seq_len=40000)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import pediag
 from pediag.encodings.program import Term
 from pediag.rules.reach import pe505_table_resampled
+from tests.rules.reach._members import Attention
 from tests.rules.reach._reach import FIXTURES, cases, findings, points_at_the_mark
 
 STEM = "pe505_table_resampled"
@@ -188,3 +189,102 @@ def test_weights_that_mix_positions_are_left_after_zeros_and_ones(monkeypatch: p
     monkeypatch.setattr(pe505_table_resampled, "_rows", watched)
     assert not findings(RelativeProjections(1).eval(), "PE505", seq_len=128)
     assert given == [0.0, 1.0]
+
+
+# -- public reports -----------------------------------------------------------------------------------------
+
+
+class Grid(Attention):
+    """Learned rows of a square grid, resampled to the one at hand as DINO does in every forward pass."""
+
+    def __init__(self, side: int, height: int, width: int, how: str) -> None:
+        super().__init__()
+        self.side, self.at, self.how = side, (height, width), how
+        self.place = nn.Parameter(torch.randn(1, side * side, 64))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        rows = self.place.reshape(1, self.side, self.side, 64).permute(0, 3, 1, 2)
+        rows = F.interpolate(rows, size=self.at, mode=self.how, align_corners=False)
+        x = patches + rows.permute(0, 2, 3, 1).reshape(1, -1, 64)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+GRIDS = {
+    "B179 facebookresearch/dino#8: a square grid of 14 x 14 at 10 x 20": (
+        (14, 10, 20, "bicubic"),
+        (14, 14, 14),
+    ),
+    "YuanGongND/ast#27: a grid of pictures stretched over frequency and time": (
+        (8, 12, 33, "bilinear"),
+        (8, 8, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("report", GRIDS)
+def test_reported_grids(report: str) -> None:
+    """B179 facebookresearch/dino#8, YuanGongND/ast#27: by design, so a note; at their own size nothing moves."""
+    faulty, own = GRIDS[report]
+    places = faulty[1] * faulty[2]
+    shape = f"patches=float32[B,{places},64]"
+    (finding,) = findings(Grid(*faulty).eval(), "PE505", seq_len=places, inputs=[shape])
+    assert finding.severity == "note"
+    assert f"{places:,} places" in finding.message
+    still = f"patches=float32[B,{own[0] ** 2},64]"
+    assert not findings(Grid(*own, faulty[3]).eval(), "PE505", seq_len=own[0] ** 2, inputs=[still])
+
+
+class Sines(Attention):
+    """A fixed sinusoidal table of the trained places; at more places it is interpolated, or computed anew."""
+
+    def __init__(self, rows: int, interpolated: bool) -> None:
+        super().__init__()
+        self.interpolated = interpolated
+        self.table = nn.Buffer(self.computed(rows))
+
+    def computed(self, n: int) -> Tensor:
+        angle = torch.arange(n)[:, None] * 1e4 ** (-torch.arange(0, 64, 2) / 64)
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+
+    def added(self, n: int) -> Tensor:
+        if n <= len(self.table):
+            return self.table[:n]
+        if self.interpolated:
+            return F.interpolate(self.table.T[None], size=n, mode="linear", align_corners=False)[0].T
+        return self.computed(n)
+
+
+def test_b038_mae_pytorch_26_a_fixed_table_is_interpolated() -> None:
+    """B038 pengzhiliang/MAE-pytorch#26 (and #39): the table of sines is one-dimensional and gets more places.
+
+    From 196 to 576 rows token 195 reads 195.5 * 196 / 576 - 0.5.
+    """
+    (finding,) = findings(Sines(196, interpolated=True).eval(), "PE505", seq_len=576)
+    assert finding.severity == "warning"
+    assert finding.evidence.measured == pytest.approx(195 - (195.5 * 196 / 576 - 0.5), abs=2e-3)
+    assert not findings(Sines(196, interpolated=False).eval(), "PE505", seq_len=576)
+
+
+class Stretched(Attention):
+    """CLIP's 77 learned rows stretched to the text at hand, whole or but for the first ones."""
+
+    def __init__(self, kept: int, rows: int = 77) -> None:
+        super().__init__()
+        self.kept, self.place = kept, nn.Parameter(torch.randn(rows, 64))
+
+    def added(self, n: int) -> Tensor:
+        if n <= len(self.place):
+            return self.place[:n]
+        near, rest = self.place[: self.kept], self.place[self.kept :]
+        more = F.interpolate(rest.T[None], size=n - self.kept, mode="linear", align_corners=True)[0].T
+        return torch.cat((near, more))
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_long_clip_38_rows_beyond_77_are_interpolated(kept: int) -> None:
+    """beichenzbc/Long-CLIP#38: 77 rows become 248 by a ratio, the first 20 being kept or not."""
+    (finding,) = findings(Stretched(kept).eval(), "PE505", seq_len=248)
+    last = kept + (76 - kept) * (76 - kept) / (247 - kept)
+    assert finding.evidence.measured == pytest.approx(76 - last, abs=2e-3)
+    assert not findings(Stretched(kept, rows=248).eval(), "PE505", seq_len=248)

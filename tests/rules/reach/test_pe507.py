@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from tests.rules.reach._members import Attention, rotate
 from tests.rules.reach._reach import PUBLISHED, cases, findings, points_at_the_mark, written
 
 STEM = "pe507_length_switch"
@@ -104,3 +108,101 @@ def test_the_running_model_names_its_declaration(tmp_path: Path) -> None:
     assert finding.message.startswith("Dynamic NTK")
     assert finding.where.file.endswith("modeling_llama.py")
     assert not findings(str(tmp_path), "PE507", seq_len=1024)
+
+
+# -- public reports -----------------------------------------------------------------------------------------
+
+STATIC = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+ONE_LIST = {"type": "longrope", "short_factor": [2.0] * 48, "long_factor": [2.0] * 48}
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
+    "B085 huggingface/transformers#25104: keys cached under one base, queries under another": (
+        LLAMA,
+        LLAMA | {"rope_scaling": STATIC},
+        4096 + 50,
+        4096,
+    ),
+    "B088 microsoft/onnxruntime-genai#1161: generation breaks at token 4,097": (
+        longrope(),
+        longrope(rope_scaling=ONE_LIST),
+        4097,
+        4096,
+    ),
+    "B091 trymirai/uzu#604: a prompt of 5,511 tokens in six chunks": (
+        longrope(),
+        longrope(rope_scaling=ONE_LIST),
+        5511,
+        4096,
+    ),
+    "B092 vllm-project/vllm#27431: random tokens after the threshold": (
+        longrope(),
+        longrope(rope_scaling=ONE_LIST),
+        4096,
+        4096,
+    ),
+}
+
+
+@pytest.mark.parametrize("report", CONFIGS)
+def test_reported_configs(report: str, tmp_path: Path) -> None:
+    """B085 transformers#25104, B088 onnxruntime-genai#1161, B091 trymirai/uzu#604, B092 vllm#27431."""
+    values, right, length, switch = CONFIGS[report]
+    (finding,) = findings(written(tmp_path, values), "PE507", seq_len=length)
+    assert (finding.severity, finding.evidence.limit) == ("note", switch)
+    assert not findings(written(tmp_path, values), "PE507", seq_len=switch - 1)
+    assert not findings(written(tmp_path, right), "PE507", seq_len=length)
+
+
+class Switching(Attention):
+    """Rotation whose frequencies (16,) come from the length that is seen."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def frequencies(self, n: int) -> Tensor:
+        i = torch.arange(0, 32, 2) / 32
+        if self.kind == "stairs":
+            # Qwen's own code: alpha is a power of two that steps with the length over 512.
+            alpha = max(2 ** math.ceil(math.log2(n / 512) + 1) - 1, 1)
+            return (1e4 * alpha ** (32 / 30)) ** -i
+        if self.kind == "grown":
+            longest = max(n, 512)
+            return (1e4 * (2 * longest / 512 - 1) ** (32 / 30)) ** -i
+        if self.kind == "off by one":
+            return 1e4**-i / (torch.linspace(1, 8, 16) if n >= 512 else 1.0)
+        return 1e4**-i / 2
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        n = q.shape[2]
+        angle = torch.outer(torch.arange(n).float(), self.frequencies(n))
+        return rotate(q, angle.cos(), angle.sin()), rotate(k, angle.cos(), angle.sin())
+
+
+LIVE = {
+    "B068 QwenLM/Qwen#401: alpha in powers of two": (
+        "stairs",
+        1024,
+        (1e4 * 3 ** (32 / 30)) ** (-np.arange(16) / 16),
+    ),
+    "B086 huggingface/transformers#25306: the table of a long text": (
+        "grown",
+        1024,
+        (1e4 * 3 ** (32 / 30)) ** (-np.arange(16) / 16),
+    ),
+    "B089 unslothai/unsloth#10681: long factors at exactly the original length": (
+        "off by one",
+        512,
+        1e4 ** (-np.arange(16) / 16) / np.linspace(1, 8, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("report", LIVE)
+def test_reported_tables(report: str) -> None:
+    """B068 QwenLM/Qwen#401 (InternLM/lmdeploy#536), B086 transformers#25306, B089 unslothai/unsloth#10681."""
+    kind, length, after = LIVE[report]
+    (finding,) = findings(Switching(kind).eval(), "PE507", seq_len=length)
+    change = np.abs(after - 1e4 ** (-np.arange(16) / 16)).max()
+    assert finding.evidence.measured == pytest.approx(change * (length - 1), rel=1e-4)
+    assert not findings(Switching(kind).eval(), "PE507", seq_len=511)
+    assert not findings(Switching("static").eval(), "PE507", seq_len=length)
