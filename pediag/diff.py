@@ -46,15 +46,15 @@ def diff(
         {"config": config_b, "inputs": inputs_b, "trust": trust, "progress": progress},
     ]
     known = [look(one, seq_len=seq_len, **given) for one, given in zip((a, b), options, strict=True)]
-    lengths = [one.facets.seq_len for one in known]
-    shorter = min(lengths)
+    meant = [one.length for one in known] if seq_len is None else []
+    length = min((one for one in meant if one is not None), default=known[0].facets.seq_len)
     for place, target in enumerate((a, b)):
-        if lengths[place] != shorter:
-            known[place] = look(target, seq_len=shorter, **options[place])
+        if known[place].facets.seq_len != length:
+            known[place] = look(target, seq_len=length, **options[place])
     with alone(a, b):
         found = compare(*(side(one.facets) for one in known), equal_values=equal_values)
-    notes = [*_lengths(lengths), *_notes(known)]
-    return Diff(known[0].info, known[1].info, shorter, found, notes)
+    notes = [*_lengths(meant, length), *_notes(known)]
+    return Diff(known[0].info, known[1].info, length, found, notes)
 
 
 def side(facets: Facets) -> Side:
@@ -62,12 +62,12 @@ def side(facets: Facets) -> Side:
     return Side(facets.encodings, facets.seq_len, facets.structural, facets.target)
 
 
-def _lengths(lengths: list[int]) -> Iterator[str]:
-    first, second = lengths
-    if first != second:
+def _lengths(meant: list[int | None], length: int) -> Iterator[str]:
+    """What the sides say of their lengths, where they do not say the same."""
+    if meant and meant[0] != meant[1]:
+        said = [f"{one:,} tokens" if one else "a length that nothing tells" for one in meant]
         yield (
-            f"A is meant for {first:,} tokens and B for {second:,}: compared at {min(lengths):,}; "
-            "give --seq-len for another length"
+            f"A is meant for {said[0]} and B for {said[1]}: compared at {length:,}; give --seq-len for another length"
         )
 
 

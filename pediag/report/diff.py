@@ -135,7 +135,7 @@ def _aspect(aspect: Aspect) -> dict[str, Any]:
 def plain_width(diff: Diff, least: int = 100) -> int:
     """Columns in which no file name has to be broken."""
     sides = [side for one in diff.comparisons for side in (one.a, one.b) if side is not None]
-    longest = max((len(place(side.file, side.line)) for side in sides), default=0)
+    longest = max((len(_place(side)) for side in sides), default=0)
     return max(least, min(3 * longest + 40, WIDEST))
 
 
@@ -183,8 +183,13 @@ def _table(diff: Diff) -> Table:
 def _titled(side: Shown | None) -> Text:
     if side is None:
         return Text("-", style="dim")
-    where = place(side.file, side.line)
+    where = _place(side)
     return Text(printable(side.title)).append(f"\n{where}" if where else "", style="cyan")
+
+
+def _place(side: Shown) -> str:
+    """The user's file and line; of an installed package from the package's name on."""
+    return place(side.file, side.line).rpartition("site-packages/")[2]
 
 
 def _kind(one: Comparison) -> Text:

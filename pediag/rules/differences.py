@@ -37,8 +37,23 @@ RULES = {
     "form": "PE404",
     "map": "PE406",
     "rotary width": "PE407",
+    "first row": "PE208",
+    "values": "PE211",
+    "rows": "PE502",
 }
 """The rule that each aspect of a comparison belongs to; of a sinusoid all are PE205's."""
+
+MISSING = "PE308"
+"""The rule of an encoding that one side lacks."""
+
+FREQUENCIES = frozenset(("PE201", "PE202", "PE203", "PE602"))
+NAMES_IT = {
+    "PE202": FREQUENCIES,
+    "PE203": FREQUENCIES,
+    "PE402": frozenset(("PE401", "PE402")),
+    MISSING: frozenset(("PE201", "PE305", "PE308", "PE310")),
+}
+"""Rules whose errors have already said what the comparison would say again."""
 
 
 def compared(facets: Facets) -> list[Comparison]:
@@ -71,15 +86,18 @@ def named(outcomes: Sequence[Outcome], facets: Facets) -> list[Outcome]:
     for one in compared(facets):
         for code, finding in _findings(one, facets):
             place = places.get(code if code in known else PAIRING)
-            if place is not None and not _said(listed[place], finding):
+            if place is not None and not _said(outcomes, code, finding):
                 listed[place] = _with(listed[place], finding)
     return listed
 
 
-def _said(outcome: Outcome, finding: Finding) -> bool:
-    """Whether a rule has already found an error on this encoding."""
+def _said(outcomes: Sequence[Outcome], code: str, finding: Finding) -> bool:
+    """Whether a rule has found an error on this encoding by itself that names the difference."""
+    own = NAMES_IT.get(code, frozenset((code,)))
     return any(
-        found.severity == "error" and found.where.encoding == finding.where.encoding
+        found.severity == "error" and finding.where.encoding in ("", found.where.encoding)
+        for outcome in outcomes
+        if outcome.rule.code in own
         for found in outcome.findings
     )
 
@@ -95,7 +113,7 @@ def _with(outcome: Outcome, finding: Finding) -> Outcome:
 def _findings(one: Comparison, facets: Facets) -> Iterator[tuple[str, Finding]]:
     """A finding for each rule that the differences of one pair belong to; the pairing is told by its own rule."""
     if one.kind in ("only in a", "only in b"):
-        yield PAIRING if one.scheme == "mask" else "PE308", _missing(one, facets)
+        yield PAIRING if one.scheme == "mask" else MISSING, _missing(one, facets)
         return
     causes = [aspect for aspect in one.differing if aspect.name not in ("pairing", "angles")]
     grouped: dict[str, list[Aspect]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pediag.encodings.comparing.model import Aspect, Side, valued
 from pediag.encodings.comparing.turns import Turns, declared, sampled, turns
+from pediag.encodings.comparing.weights import rows_of
 from pediag.encodings.model import Floats, Rotary
 from pediag.theory._checks import TheoryError
 from pediag.theory.frequencies import attention_factor
@@ -40,7 +41,7 @@ def distance(a: Rotary, b: Rotary) -> float:
 
 def aspects(a: Rotary, b: Rotary, sides: tuple[Side, Side], roles: list[str]) -> Iterator[Aspect]:
     """What can be said of a pair; angles up to the length that both sides are looked at."""
-    yield _pairing(a, b)
+    yield _pairing(a, b, sides)
     yield valued("rotary width", a.width or None, b.width or None)
     if a.head_width and b.head_width and a.head_width != b.head_width:
         yield valued("head width", a.head_width, b.head_width)
@@ -49,15 +50,27 @@ def aspects(a: Rotary, b: Rotary, sides: tuple[Side, Side], roles: list[str]) ->
         return
     seen = [_Seen(a, b, sides, role) for role in roles or [""]]
     worst = max(seen, key=lambda one: (one.differs, one.apart.max(initial=0.0)))
-    yield from worst.aspects()
+    off = [one.role for one in seen if one.differs]
+    yield from worst.aspects(f"on {' and '.join(off)} only" if len(off) < len(seen) else "")
 
 
-def _pairing(a: Rotary, b: Rotary) -> Aspect:
-    """The pairing; two channels alone pair in one way only."""
+def _pairing(a: Rotary, b: Rotary, sides: tuple[Side, Side]) -> Aspect:
+    """The pairing; two channels alone pair in one way only, and permuted weights make another one right."""
     either = "half or interleaved"
     if a.pairing and b.pairing and either in (a.pairing, b.pairing):
         return Aspect("pairing", "same", a.pairing, b.pairing)
-    return valued("pairing", a.pairing or None, b.pairing or None)
+    told = valued("pairing", a.pairing or None, b.pairing or None)
+    if told.verdict != "differs":
+        return told
+    rows = rows_of(sides, a, b)
+    return replace(told, verdict="same" if rows == PERMUTED else "differs", note=WEIGHTS.get(rows or "", ""))
+
+
+PERMUTED = "permuted"
+WEIGHTS = {
+    PERMUTED: "the rows of the q and k weights are permuted to match",
+    "equal": "the q and k weights are equal row for row, made for one of the two",
+}
 
 
 @dataclass(slots=True)
@@ -123,12 +136,13 @@ class _Seen:
 
     # -- what to say --------------------------------------------------------------------------------------
 
-    def aspects(self) -> Iterator[Aspect]:
+    def aspects(self, whose: str = "") -> Iterator[Aspect]:
         """Angles first, then what explains their difference, and the attention factor."""
         place = np.unravel_index(int(self.apart.argmax()), self.apart.shape)
         verdict = "differs" if self.differs else "same"
         pair, position = int(place[1]), int(self.found.where[place[0]])
-        worst = f"most in pair {pair} at position {position:,}" if self.differs else ""
+        most = f"most in pair {pair} at position {position:,}"
+        worst = ", ".join(part for part in (most, whose) if part) if self.differs else ""
         yield Aspect(
             "angles",
             verdict,  # type: ignore[arg-type]
@@ -210,9 +224,9 @@ def _base(a: Any, b: Any) -> Aspect:
 def _scaling(a: Rotary, b: Rotary) -> Aspect:
     """The kind and the factor; other keys only where the kinds agree and both sides name them."""
     said = [one.parameters.get("scaling") or {} for one in (a, b)]
-    kinds = [item.get("rope_type") for item in said]
+    kinds = [None if item.get("rope_type") == "unknown" else item.get("rope_type") for item in said]
     if None in kinds or kinds[0] != kinds[1]:
-        return valued("scaling", *(str(kind) if kind else None for kind in kinds))
+        return valued("scaling", *kinds)
     for key in said[0].keys() & said[1].keys():
         if said[0][key] != said[1][key]:
             return Aspect("scaling", "differs", dict(said[0]), dict(said[1]), note=f"{key} differs")

@@ -148,7 +148,8 @@ def _values(na: Floats, nb: Floats, unit: float, *, equal_values: bool) -> Aspec
         return Aspect("values", "same" if both else "differs", note="some numbers are not finite")
     sizes = np.maximum(np.linalg.norm(na, axis=1), np.linalg.norm(nb, axis=1))
     change = np.linalg.norm(na - nb, axis=1) / np.where(sizes > 0, sizes, 1.0)
-    whole = float(np.linalg.norm(na - nb) / max(float(np.linalg.norm(na)), np.finfo(float).tiny))
+    largest = max(float(np.linalg.norm(na)), float(np.linalg.norm(nb)))
+    whole = float(np.linalg.norm(na - nb)) / largest if largest else 0.0
     limit = unit if equal_values else REPLACED
     off = change > limit if equal_values else change >= limit * (1 - 1e-6)
     moved = int((change > unit).sum())
