@@ -65,6 +65,12 @@ HIDDEN = -9e3
 """A score with this much added (in logits) is hidden; 1e4 is the usual infinity of half precision."""
 
 
+_MIXES = frozenset(
+    ("mm", "bmm", "addmm", "baddbmm", "embedding", "index", "index_select", "gather", "convolution")
+)
+"""Operations whose results are no entry of an operand, or one that is looked up."""
+
+
 @dataclass(slots=True)
 class Matrix:
     """One materialised value, the attentions that read it, and the place in the program of its last use.
@@ -98,12 +104,18 @@ def check(facets: Facets) -> Iterator[Finding]:
     groups: dict[object, list[Matrix]] = {}
     for matrix in _matrices(facets, trace):
         if not _left_out(facets, trace, matrix):
-            frame = matrix.node.frame
-            groups.setdefault((frame.file, frame.line) if frame else matrix.node, []).append(matrix)
+            groups.setdefault(_cause(matrix.node), []).append(matrix)
     for group in groups.values():
         total = alive(group)
         if total >= NOTE_FROM:
             yield _finding(facets, trace, group, total)
+
+
+def _cause(node: Node) -> object:
+    """What makes a matrix: a line, or the code that keeps buffers of this kind."""
+    if _kept(node):
+        return node.shape, node.dtype
+    return (node.frame.file, node.frame.line) if node.frame else node
 
 
 def _matrices(facets: Facets, trace: Trace) -> Iterator[Matrix]:
@@ -111,20 +123,40 @@ def _matrices(facets: Facets, trace: Trace) -> Iterator[Matrix]:
     found: dict[Node, Matrix] = {}
     for attention in trace.graph.attentions:
         for value, used in _entering(trace, attention):
-            node = _memory(value)
-            if not _square(node, trace):
-                continue
-            if node not in found:
-                shape = node.shape if _kept(node) else shape_at(node.shape, trace.sizes, facets.seq_len)
-                bytes_ = node.dtype.itemsize
-                for length in shape:
-                    bytes_ *= length
-                found[node] = Matrix(node, bytes_ * _copies(node), shape)
-            if attention not in found[node].users:
-                found[node].users.append(attention)
-            found[node].fused |= attention.fused and attention.mask is value
-            found[node].last = max(found[node].last, used)
+            entered = _memory(value)
+            for node in (entered, *_kept_below(entered, trace)):
+                if node not in found:
+                    if not _square(node, trace):
+                        continue
+                    found[node] = _matrix(facets, trace, node)
+                if attention not in found[node].users:
+                    found[node].users.append(attention)
+                found[node].fused |= attention.fused and attention.mask is value
+                found[node].last = max(found[node].last, used)
     yield from found.values()
+
+
+def _matrix(facets: Facets, trace: Trace, node: Node) -> Matrix:
+    shape = node.shape if _kept(node) else shape_at(node.shape, trace.sizes, facets.seq_len)
+    bytes_ = node.dtype.itemsize
+    for length in shape:
+        bytes_ *= length
+    return Matrix(node, bytes_ * _copies(node), shape)
+
+
+def _kept_below(node: Node, trace: Trace) -> Iterator[Node]:
+    """Stored matrices that a value is made of entry by entry: a mask that is cut, inverted or compared."""
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop()
+        if current is not node and _kept(current):
+            yield current
+        if current.op_name in _MIXES:
+            continue
+        for operand in current.inputs():
+            if operand not in seen and _square(operand, trace):
+                seen.add(operand)
+                pending.append(operand)
 
 
 def _entering(trace: Trace, attention: Attention) -> Iterator[tuple[Node, int]]:
@@ -162,7 +194,13 @@ def _square(node: Node, trace: Trace) -> bool:
     """Whether a value has an axis of queries and one of keys; a stored one, two axes at least as long as these."""
     if _kept(node):
         return sum(size >= trace.seq_len for size in node.shape) > 1
-    return sum(size in trace.lengths.sequence for size in node.shape) > 1
+    return sum(size in trace.lengths.sequence for size in node.shape) > 1 or _cut(node, trace)
+
+
+def _cut(node: Node, trace: Trace) -> bool:
+    """Whether a value is a view of a stored matrix: of its first rows, say, with all keys."""
+    below = _memory(node)
+    return below is not node and _kept(below) and _square(below, trace)
 
 
 def _left_out(facets: Facets, trace: Trace, matrix: Matrix) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.rules.reach._members import Attention
 from tests.rules.reach._reach import cases, findings, points_at_the_mark
 
 STEM = "pe506_bias_memory"
@@ -120,3 +121,107 @@ def test_t5_makes_its_bias_once_per_stack(folder: Any) -> None:
     assert [one.evidence.measured for one in biases] == [8 * 8192**2 * 4]
     (zeros,) = [one for one in found if one not in biases]
     assert "zero everywhere" in zeros.fix.summary
+
+
+# -- public reports -----------------------------------------------------------------------------------------
+
+
+class Reported(Attention):
+    """A bias or mask over queries and keys in the way of the report, or without it."""
+
+    def __init__(self, style: str, heads: int = 2) -> None:
+        super().__init__(heads, 16)
+        self.style = style
+        self.slope = nn.Buffer(2.0 ** (-8 * torch.arange(1, heads + 1) / heads))
+
+    def bias(self, n: int) -> Tensor | None:
+        i = torch.arange(n)
+        seen = i[None] <= i[:, None]
+        if self.style == "flag":
+            return None
+        if self.style == "dense":
+            return seen
+        if self.style == "half":
+            # Slope times distance for every head, in bfloat16, as a mask of the kernel.
+            return (
+                (self.slope[:, None, None] * (i[None] - i[:, None])).masked_fill(~seen, -torch.inf).bfloat16()
+            )
+        future = torch.zeros(n, n).masked_fill(~seen, -torch.inf)
+        return (future[None] + self.slope[:, None, None] * i[None, None]).contiguous()
+
+
+class RowOfKeys(Attention):
+    """ALiBi as one row of keys a head: the softmax does not see what a whole row has in common."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads, 16)
+        self.slope = nn.Buffer(2.0 ** (-8 * torch.arange(1, heads + 1) / heads))
+
+    def bias(self, n: int) -> Tensor:
+        return self.slope[:, None, None] * torch.arange(n)[None, None]
+
+
+REPORTS: dict[str, tuple[Any, Any, int, int, str]] = {
+    "Blaizzy/mlx-embeddings#68: a dense causal mask where the kernel has a flag": (
+        lambda: Reported("dense"),
+        lambda: Reported("flag"),
+        32768,
+        32768**2,
+        "note",
+    ),
+    "facebookresearch/metaseq#333: ALiBi expanded to heads x N x N": (
+        lambda: Reported("expanded", heads=32),
+        lambda: RowOfKeys(heads=32),
+        8192,
+        32 * 8192**2 * 4,
+        "warning",
+    ),
+    "pytorch/pytorch#107959: an ALiBi mask of 32 heads in bfloat16 at 8,192": (
+        lambda: Reported("half", heads=32),
+        lambda: RowOfKeys(heads=32),
+        8192,
+        32 * 8192**2 * 2,
+        "note",
+    ),
+}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_reports(report: str) -> None:
+    """Blaizzy/mlx-embeddings#68, facebookresearch/metaseq#333, pytorch/pytorch#107959, by their own bytes."""
+    faulty, right, length, size, severity = REPORTS[report]
+    (finding,) = findings(faulty().eval(), "PE506", seq_len=length)
+    assert (finding.severity, finding.evidence.measured) == (severity, size)
+    assert not findings(right().eval(), "PE506", seq_len=length)
+
+
+class KeptMasks(nn.Module):
+    """A mask of the longest context in every layer's buffers, or none."""
+
+    def __init__(self, context: int, layers: int, kept: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(97, 32)
+        self.qkv = nn.ModuleList(nn.Linear(32, 96) for _ in range(layers))
+        if kept:
+            for project in self.qkv:
+                seen = torch.ones((context, context), dtype=torch.bool, device="meta").tril()
+                project.register_buffer("causal_mask", seen, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, n = self.embed(ids), ids.shape[1]
+        for project in self.qkv:
+            q, k, v = project(x).chunk(3, -1)
+            seen = getattr(project, "causal_mask", None)
+            mask = torch.ones(n, n, dtype=torch.bool).tril() if seen is None else seen[:n, :n]
+            x = x + (q @ k.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+        return x
+
+
+def test_transformer_lens_479_a_mask_of_the_context_in_every_layer() -> None:
+    """TransformerLensOrg/TransformerLens#479 (and huggingface/transformers#46485): n_ctx x n_ctx bytes a layer.
+
+    The masks hold no memory here, as the report's 80 layers of 32,768 would take 86 GB.
+    """
+    (finding,) = findings(KeptMasks(32768, 8, kept=True).eval(), "PE506", seq_len=512)
+    assert (finding.severity, finding.evidence.measured) == ("note", 8 * 32768**2)
+    assert not findings(KeptMasks(32768, 8, kept=False).eval(), "PE506", seq_len=512)
