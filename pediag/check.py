@@ -287,6 +287,8 @@ def _see(target: Target, options: Options, step: Progress) -> _Seen:
         facets.gaps["config"] = f"{NO_CONFIG}: the target declares nothing"
     if not target.tensors:
         facets.gaps["tensors"] = "the target stores no tensors"
+    if target.missing:
+        facets.gaps["files"] = f"{target.missing}; a tensor of positions may lie there: add what is missing"
     session = None
     if target.module is None and target.build is None:
         facets.gaps["trace"] = target.reason_not_runnable or "the target holds no code to run"

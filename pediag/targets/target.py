@@ -55,6 +55,7 @@ class Target:
     - ``takes``, ``longest``: whether it takes an input of so many tokens, and the longest, where it says so.
     - ``in_parts``: of a live model, what makes it with this rank's part of its linear layers; that is None where they
       are whole.
+    - ``missing``: which files of the weights are not there, as ``"1 of 2 weight files are missing: ..."``; else empty.
     - ``reason_not_runnable``: why there is neither ``module`` nor ``build``; empty when there is one.
     """
 
@@ -68,6 +69,7 @@ class Target:
     example_inputs: Callable[[int], Any] | None = None
     notes: list[str] = field(default_factory=list)
     reason_not_runnable: str = ""
+    missing: str = ""
     inputs: tuple[InputSpec, ...] = ()
     takes: Callable[[int], bool] | None = None
     longest: int | None = None

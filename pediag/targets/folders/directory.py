@@ -94,6 +94,7 @@ def _indexed(spec: str, path: Path, config: Config | None, trust: Trust) -> Targ
         tensors=read.tensors,
         notes=read.notes,
         reason_not_runnable=TENSORS_ONLY,
+        missing=read.missing,
     )
     return with_config(target, config)
 
@@ -105,7 +106,7 @@ def _pretrained(spec: str, path: Path, names: list[str], config: Config | None, 
     add_recipe(target, folder=path, trust=trust)
     target.config = config or target.config
     read = weights_in(path, MODEL_STEMS, trust=trust)
-    target.tensors = read.tensors
+    target.tensors, target.missing = read.tensors, read.missing
     target.notes += read.notes or ([] if read.files else [_no_weights(path, names)])
     target.notes += beside_config(path, names)
     return target

@@ -100,6 +100,7 @@ def open_original_folder(
     read = weights_in(path, STEMS, trust=trust)
     target.tensors = {name: tensor for name, tensor in read.tensors.items() if name != UNREAD}
     target.notes += read.notes
+    target.missing = read.missing
     if UNREAD in read.tensors:
         target.notes.append(
             f"{UNREAD} is left out: the code for params.json computes its frequencies and reads none"

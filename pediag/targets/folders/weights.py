@@ -29,16 +29,29 @@ ELSEWHERE = {
 }
 """Weights that are not read: what they are, and what to do."""
 
+MOST_SHARDS = 10_000
+"""Files of one checkpoint; the largest published ones have a few hundred."""
+
 _SHARD = re.compile(r"(?P<stem>.+?)[-.](?P<number>\d{2,5})(-of-(?P<count>\d{5}))?(?P<suffix>\.\w+)")
 
 
 @dataclass(slots=True)
 class Weights:
-    """Tensors by name, notes on how they were read, and the files that they are in."""
+    """Tensors by name, notes on how they were read, and the files that they are in.
+
+    ``missing`` says which files of the checkpoint are not there; empty where all are.
+    """
 
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    missing: str = ""
+
+    def lack(self, missing: list[str], count: int) -> None:
+        """Note that so many of ``count`` files are not there."""
+        if missing:
+            self.missing = f"{len(missing)} of {count} weight files are missing: {shortened(missing, 4)}"
+            self.notes.append(self.missing)
 
 
 def weights_in(folder: Path, stems: Iterable[str] = STEMS, *, trust: Trust = False) -> Weights:
@@ -78,10 +91,7 @@ def read_index(spec: str, path: Path, *, trust: Trust = False) -> Weights | None
     read = Weights(files=present)
     for name in present:
         _add(read, path.parent / name, trust)
-    if missing:
-        read.notes.append(
-            f"{len(missing)} of {len(shards)} weight files are missing: {shortened(missing, 4)}"
-        )
+    read.lack(missing, len(shards))
     lost = [name for name, place in places.items() if place not in set(missing) and name not in read.tensors]
     if lost:
         told = shortened((f"{name} (in {places[name]})" for name in lost), 3)
@@ -127,7 +137,22 @@ def _shards(folder: Path, names: list[str], trust: Trust) -> Weights:
     read = Weights(files=names)
     for name in names:
         _add(read, folder / name, trust)
+    absent, count = _uncounted(names)
+    read.lack(absent, count)
     return read
+
+
+def _uncounted(names: list[str]) -> tuple[list[str], int]:
+    """Shards that are not among ``names`` though their count says that they exist, and the count."""
+    part = _SHARD.fullmatch(names[0])
+    if part is None or part["count"] is None:
+        return [], len(names)
+    count, digits = int(part["count"]), len(part["number"])
+    if count > MOST_SHARDS:
+        return [], len(names)
+    ending = names[0][part.end("number") :]
+    wanted = [f"{names[0][: part.start('number')]}{k:0{digits}d}{ending}" for k in range(1, count + 1)]
+    return [name for name in wanted if name not in names], count
 
 
 def _add(read: Weights, path: Path, trust: Trust) -> None:
