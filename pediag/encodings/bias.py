@@ -174,6 +174,13 @@ def _summed(matrix: Floats) -> Iterator[Encoding]:
     yield from _mask(visible, -np.inf)
 
 
+def linear(matrix: Floats, shown: Bools) -> Alibi | None:
+    """The linear bias that (H, N, M) is on the keys shown, up to a constant per row; None when it is none."""
+    known = np.where(shown, matrix, 0.0)
+    still = np.abs(without_rows(known, shown)).max(initial=0.0)
+    return _alibi(known, shown) if still > 1e-6 * max(1.0, float(np.abs(known).max(initial=0.0))) else None
+
+
 def shown_by(matrix: Floats, factor: float = 1.0) -> Bools:
     """Which keys a bias (H, N, M) leaves to each query, when scores and bias were multiplied with ``factor``."""
     return ~((matrix <= HIDDEN * min(factor, 1.0)) | np.isnan(matrix))
@@ -410,4 +417,4 @@ def _join_sides(first: Encoding, second: Encoding) -> None:
     first.leaves = sorted({*first.leaves, *second.leaves})
 
 
-__all__ = ["HIDDEN", "LINEAR_RTOL", "find", "per_head", "shown_by", "without_rows"]
+__all__ = ["HIDDEN", "LINEAR_RTOL", "find", "linear", "per_head", "shown_by", "without_rows"]

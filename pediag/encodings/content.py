@@ -5,7 +5,7 @@ from __future__ import annotations
 from pediag.encodings.additive import attach
 from pediag.encodings.model import ContentRelative, Encoding
 from pediag.encodings.program import call, leaf_names, phase
-from pediag.encodings.relative import by_offset
+from pediag.encodings.relative import by_offset, reads
 from pediag.encodings.scores import Columns, Reader, all_scores, candidates
 from pediag.trace.graph import Node, Provenance, Site
 from pediag.trace.session import Trace
@@ -23,6 +23,10 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
     for scores in all_scores(trace):
         for term, sites in candidates(scores):
             free = [site for site in sites if id(site) not in claimed]
+            if any(
+                site.kind == "bilinear" and any(reads(trace, node)) for site in free for node in site.position
+            ):
+                continue
             columns = reader.columns(scores, term) if free else None
             if columns is not None and _along_rows(term, columns):
                 found.append(_term(term, columns, free))
@@ -41,7 +45,9 @@ def _term(term: Node, columns: Columns, sites: list[Site]) -> ContentRelative:
     fixed = table is not None and phase(table) is not None
     offsets = by_offset(columns.rows)
     kind = "sinusoidal" if fixed else "trained"
-    encoding = ContentRelative(buckets=offsets, rows=columns.rows, side=columns.side, node=table)
+    encoding = ContentRelative(
+        buckets=offsets, rows=columns.rows, strayed=columns.strayed, side=columns.side, node=table
+    )
     by = "distance" if offsets else "query and key"
     encoding.parameters = {"rows": columns.count, "side": columns.side, "by": by, "kind": kind}
     if offsets and len(set(offsets.values())) < len(offsets):

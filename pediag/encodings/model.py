@@ -172,13 +172,15 @@ class ContentRelative(Encoding):
 
     Transformer-XL, XLNet and conformers take rows of sinusoids, Music Transformer and DeBERTa trained ones. ``side``
     says which of the two is multiplied; ``buckets`` maps key minus query to the row, and is empty where the distance
-    alone does not tell the row. ``rows`` are the rows by query and key, (N, M), -1 where hidden.
+    alone does not tell the row. ``rows`` are the rows by query and key, (N, M), -1 where hidden; ``strayed`` marks the
+    entries that were computed for a neighbour of their query (or key).
     """
 
     scheme: ClassVar[str] = "content-relative"
 
     buckets: dict[int, int]
     rows: NDArray[np.int64]
+    strayed: NDArray[np.bool_]
     side: str
 
 

@@ -46,7 +46,7 @@ def reads(trace: Trace, node: Node) -> Iterator[Read]:
         if leaf is None or len(indices) != 1:
             continue
         read = Read(part, args[0], leaf, indices[0], _row_axis(name, args))
-        read.map = _index_map(trace, indices[0])
+        read.map = index_map(trace, indices[0])
         if read.map is None:
             read.map = _probed(trace, node, read)
         if read.map is not None and np.ptp(read.map[read.map >= 0]) > 0:
@@ -105,7 +105,7 @@ def _computed(table: Node) -> Node | None:
     return table if trained and not any(call(part)[0] in LOOKUPS for part in made_of) else None
 
 
-def _index_map(trace: Trace, index: Node) -> Ints | None:
+def index_map(trace: Trace, index: Node) -> Ints | None:
     """(N, M) rows by query and key; a flat index of N M entries is folded, anything else is None."""
     try:
         value = trace.value(index)

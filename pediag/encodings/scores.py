@@ -176,17 +176,6 @@ def silenced(scores: Scores, dtype: torch.dtype | None = None) -> dict[Node, tor
     return {node: torch.zeros(node.shape, dtype=dtype or node.dtype) for node in scores.sources}
 
 
-def scale(scores: Scores) -> float | None:
-    """The factor on queries times keys, from what the projections made to the softmax; None where it is not one."""
-    attention = scores.attention
-    before = prefactor(attention.query) * prefactor(attention.key)
-    if attention.fused:
-        own = attention.scale if attention.scale is not None else float(attention.query.shape[-1]) ** -0.5
-        return before * own
-    after = after_product(scores)
-    return None if after is None else before * after
-
-
 def after_product(scores: Scores) -> float | None:
     """The factor on the product of queries and keys up to the softmax; None where it is not one factor."""
     attention = scores.attention
@@ -253,11 +242,15 @@ def _number(item: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column of a product each query and key is given: ``rows`` (N, M), -1 where hidden; by ``side``."""
+    """Which column of a product each query and key is given: ``rows`` (N, M), -1 where hidden; by ``side``.
+
+    ``strayed`` marks the entries (N, M) that belong to a neighbour of the query (or key) that they are added for.
+    """
 
     rows: Ints
     side: str
     count: int
+    strayed: Bools
 
 
 class Reader:
@@ -291,9 +284,9 @@ class Reader:
                     )
                     for along in (axis, 2 * len(shape) - 3 - axis)
                 ]
-                side = _side(picked[1])
+                side, strayed = _side(picked[1])
                 if picked[0] is not None and side and not _is_place(picked[0]):
-                    return Columns(picked[0], side, shape[axis])
+                    return Columns(picked[0], side, shape[axis], strayed)
         except Unavailable:
             return None
         return None
@@ -318,15 +311,17 @@ def _ramp(shape: tuple[int, ...], axis: int) -> torch.Tensor:
     return torch.arange(shape[axis], dtype=torch.float64).view(view).expand(shape)
 
 
-def _side(places: Ints | None) -> str:
-    """Whether the tokens of a product are the queries or the keys of the scores; empty for neither."""
+def _side(places: Ints | None) -> tuple[str, Bools]:
+    """(whether the tokens of a product are the queries or the keys, or neither; entries of a neighbour's)."""
     if places is None or not (places >= 0).any():
-        return ""
+        return "", np.zeros((0, 0), dtype=bool)
     shown = places >= 0
     row, column = _grid(places)
-    if np.array_equal(places[shown] % max(places.shape), row[shown] % max(places.shape)):
-        return "query"
-    return "key" if np.array_equal(places[shown], column[shown]) else ""
+    for side, wanted in (("query", row), ("key", column)):
+        off = np.where(shown, places - wanted, 0)
+        if np.abs(off).max() <= 1:
+            return side, np.asarray(off != 0)
+    return "", np.zeros((0, 0), dtype=bool)
 
 
 def _grid(rows: Ints) -> tuple[Ints, Ints]:
