@@ -17,6 +17,7 @@ from torch import nn
 
 from pediag.targets.inputs import POSITION_ARGUMENTS
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
+from pediag.trace.frames import Frame
 from pediag.trace.graph import Node, Site
 from pediag.trace.inputs import Candidate, Input, Sizes
 from pediag.trace.padding import Padding
@@ -157,6 +158,21 @@ class Batches:
         """Whether a parameter is one of an embedding or of a module that is not torch's own."""
         owner = self._session.model.get_submodule(name.rpartition(".")[0])
         return isinstance(owner, nn.Embedding) or not type(owner).__module__.startswith("torch.")
+
+    def home(self, name: str) -> Frame | None:
+        """Where the class begins whose module holds a tensor, torch's own classes left out; None where unknown."""
+        path = name.rpartition(".")[0]
+        while True:
+            kind = type(self._session.model.get_submodule(path))
+            if not kind.__module__.startswith("torch."):
+                break
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+        try:
+            return Frame(inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1], kind.__name__)
+        except (OSError, TypeError):
+            return None
 
     def padded(self, sites: Sequence[Site]) -> Pass | None:
         """A batch padded on the left, each text by another width; None where nothing tells the model of padding.

@@ -205,7 +205,7 @@ def _lost(facets: Facets, trace: Trace) -> Lost | None:
     """A table of positions that the model has and that no token gets; None where there is none."""
     for site in stuck(trace):
         table = site.position[0]
-        told = f"The positions made at {line_of(table.frame)} are the same for every token"
+        told = f"{_told(table)}, being the same for every token"
         advice = (
             f"Give the code at {line_of(table.frame)} positions 0, 1, 2 ..., not one number for all tokens."
         )
