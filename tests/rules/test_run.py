@@ -95,3 +95,18 @@ def test_a_broken_rule_does_not_stop_the_next(make_rule):
         "could-not-check",
         "pass",
     ]
+
+
+def test_stored_tensors_of_which_a_part_is_missing_are_no_pass(make_rule, make_finding):
+    """What was found stands; that nothing was found does not."""
+    lack = "1 of 2 weight files are missing: b.safetensors"
+    known = {"tensors": {"a": object()}, "gaps": {"trace": "no code", "files": lack}}
+    found = {"check": lambda facets: iter([make_finding()])}
+    assert one(make_rule(instead=("tensors",)), **known) == ("could-not-check", lack)
+    silent = make_rule(instead=("tensors",), check=raising(NotApplicable("no table")))
+    assert one(silent, **known) == ("could-not-check", lack)
+    assert one(make_rule(instead=("tensors",), **found), **known)[0] == "fail"
+    assert one(make_rule(instead=("config",)), config=object(), gaps=known["gaps"]) == ("pass", "")
+    assert (
+        one(make_rule(instead=("tensors",)), tensors=known["tensors"], gaps={"trace": "no code"})[0] == "pass"
+    )

@@ -146,6 +146,29 @@ def test_an_index_of_pickled_shards() -> None:
     assert "none of the 2 files that it names is there" in refused(index)
 
 
+@pytest.mark.parametrize(("listed", "there"), [(True, [1]), (False, [1]), (False, [2, 3])])
+def test_a_shard_that_may_hold_the_table_is_missing(listed: bool, there: list[int]) -> None:
+    """Told with an index, and by the count in the names without one; then no rule passes for having found nothing."""
+    path = folder()
+    names = [f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3)]
+    for k in there:
+        tensors(path / names[k - 1], f"t{k}")
+    index = path / "model.safetensors.index.json"
+    if listed:
+        index.write_text(json.dumps({"weight_map": {f"t{k}": names[k - 1] for k in (1, 2, 3)}}))
+        target = open_target(index)
+    else:
+        (path / "config.json").write_text(config())
+        target = open_target(path)
+    absent = [names[k - 1] for k in (1, 2, 3) if k not in there]
+    assert target.missing == f"{len(absent)} of 3 weight files are missing: {', '.join(absent)}"
+    assert target.missing in target.notes
+    if listed:
+        for code in ("PE502", "PE209", "PE210"):
+            (outcome,) = pediag.check(index, select=code, seq_len=64).outcomes
+            assert outcome.status == "could-not-check" and absent[0] in outcome.reason
+
+
 def test_an_index_that_names_the_wrong_file() -> None:
     path = folder()
     tensors(path / "a.safetensors", "a", "extra")
