@@ -3,7 +3,8 @@
 ## What it does
 
 Finds tensors that feed a position encoding and that their module holds neither as buffer nor as parameter: a plain
-attribute, or a tensor in a list or dict. Fires when nothing in forward moves them to where the tokens are.
+attribute, or a tensor in a list or dict. Fires when nothing in forward moves them to where the tokens are, and when
+each forward takes all of them there again, whatever number of rows it reads.
 
 ## Why it matters
 
@@ -18,7 +19,8 @@ made in the pass itself. Bytes are (number of elements) x (bytes of one).
 
 ## Known limits
 
-- A table that forward moves in each call is PE303, which counts what crosses; one that is kept after the move is fine.
+- Rows in use that forward moves in each call are PE303, which counts what crosses; a table that is kept after the move
+  is fine.
 - Silent where forward, or a method that it calls, assigns the attribute again (a cache that is made on demand), and
   where the module has its own ``_apply`` or ``to``. Whether such a cache looks at the device is not seen.
 - Masks are not looked at, nor single numbers. A model that is built from a config without weights is not judged.
@@ -29,7 +31,7 @@ made in the pass itself. Bytes are (number of elements) x (bytes of one).
 
 ## References
 
-- PyTorch documentation, ``torch.nn.Module.register_buffer``; facebookresearch/fairseq 4420.
+- PyTorch documentation, ``torch.nn.Module.register_buffer``; facebookresearch/fairseq 4420; lyuwenyu/RT-DETR 677.
 """
 
 from __future__ import annotations
@@ -90,13 +92,21 @@ def _feeding(encoding: Encoding) -> list[Node]:
 
 
 def _moved(trace: Trace) -> set[Node]:
-    """What some move inside forward takes to the tokens' device."""
+    """What a move inside forward keeps on the tokens' device, or takes there by the rows in use, which PE303 counts."""
     from pediag.trace.graph import ancestors
 
     found: set[Node] = set()
     for transfer in trace.graph.transfers:
-        found |= ancestors(transfer.node)
+        if transfer.kept or transfer.node.provenance.name == "POSITION":
+            found |= ancestors(transfer.node)
     return found
+
+
+def _fetched(trace: Trace, node: Node) -> bool:
+    """Whether forward takes a whole attribute to the tokens' device each time."""
+    from pediag.trace.graph import ancestors
+
+    return any(node in ancestors(transfer.node) for transfer in trace.graph.transfers)
 
 
 def _finding(facets: Facets, trace: Trace, group: list[tuple[Node, Encoding]]) -> Finding:
@@ -107,6 +117,8 @@ def _finding(facets: Facets, trace: Trace, group: list[tuple[Node, Encoding]]) -
     shape = " x ".join(f"{length:,}" for length in node.shape)
     shared = f" ({layers_of(name.rpartition('.')[0] for name in names)})" if len(names) > 1 else ""
     dtype = str(node.dtype).removeprefix("torch.")
+    two = "raises that tensors are on two devices"
+    what = "copies all of them there again, and waits" if _fetched(trace, node) else two
     return Finding(
         message=(
             f"`{names[0]}`{shared} ({shape}, {dtype}), which {encoding.id} reads, is a plain attribute: neither "
@@ -114,8 +126,8 @@ def _finding(facets: Facets, trace: Trace, group: list[tuple[Node, Encoding]]) -
         ),
         effect=(
             f".to(device) and .half() leave its {_bytes(size)} where and as they are: on an accelerator a forward of "
-            f"{facets.seq_len:,} tokens, or of any number, raises that tensors are on two devices. state_dict() does "
-            "not hold it. On a CPU nothing shows."
+            f"{facets.seq_len:,} tokens, or of any number, {what}. state_dict() does not hold it. On a CPU nothing "
+            "shows."
         ),
         where=place(module, node.frame, encoding.id),
         evidence=Evidence(size, 0, None, "bytes", facets.seq_len),

@@ -38,7 +38,7 @@ def declared(factor: float) -> dict[str, Any]:
 
 
 def test_b059_unsloth_6197() -> None:
-    """B059, unslothai/unsloth#6197: a patched class turns Llama 3.1 unscaled; 29 of 64 bands are the same, the last /8."""
+    """B059, unslothai/unsloth#6197: a patched class turns Llama 3.1 unscaled; 29 of 64 bands agree, the last is 8 off."""
     meant = of_llama3(5e5, 8.0, 128)
     ratios = plain(5e5, 128) / meant
     assert int((ratios < 1 + 1e-9).sum()) == 29 and ratios[-1] == pytest.approx(8.0)
@@ -114,7 +114,7 @@ def test_b068_lmdeploy_536() -> None:
 
 @pytest.mark.parametrize("report", ["ml-explore/mlx#261", "LostRuins/koboldcpp#375"])
 def test_b070_direction_of_the_factor(report: str) -> None:
-    """B070, ml-explore/mlx#261 and LostRuins/koboldcpp#375: 4 multiplies positions that it should divide, or 0.25 does."""
+    """B070, ml-explore/mlx#261 and LostRuins/koboldcpp#375: a scale of 4 multiplies positions, or 0.25 divides."""
     config = {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
     scale = 4.0 if "mlx" in report else 1 / 0.25
     finding = reported(model(plain(1e4) * scale, **config), "PE203", 4096, *CODES)
