@@ -20,6 +20,12 @@ def fixture_of(rule: Rule) -> Path:
     return FIXTURES / "rules" / Path(rule.source).name
 
 
+def reference_of(path: Path) -> str | None:
+    """The model that those of a fixture are compared with, for rules that need one."""
+    name = setting(path, "REFERENCE")
+    return f"{path}:{name}" if name else None
+
+
 def cases(group: str) -> Iterator[object]:
     for rule in all_rules():
         path = fixture_of(rule)
@@ -39,7 +45,7 @@ def test_page_and_fixture(rule: Rule) -> None:
 
 @pytest.mark.parametrize(("rule", "path", "name"), cases("FAULTY"))
 def test_fires(rule: Rule, path: Path, name: str) -> None:
-    report = pediag.check(f"{path}:{name}", seq_len=setting(path, "SEQ_LEN"))
+    report = pediag.check(f"{path}:{name}", seq_len=setting(path, "SEQ_LEN"), reference=reference_of(path))
     found = [finding for finding in report.findings if finding.code == rule.code]
     assert found, str(report)
     for finding in found:
@@ -54,7 +60,8 @@ def test_fires(rule: Rule, path: Path, name: str) -> None:
 def test_stated_evidence(rule: Rule) -> None:
     path = fixture_of(rule)
     expected = setting(path, "EXPECTED")
-    report = pediag.check(f"{path}:faulty", seq_len=setting(path, "SEQ_LEN"), select=[rule.code])
+    options = {"seq_len": setting(path, "SEQ_LEN"), "select": [rule.code], "reference": reference_of(path)}
+    report = pediag.check(f"{path}:faulty", **options)
     evidence = report.findings[0].evidence
     if isinstance(expected["measured"], float) and math.isfinite(expected["measured"]):
         assert evidence.measured == pytest.approx(expected["measured"], rel=expected["rel"])
@@ -69,7 +76,7 @@ HEALTHY = [(path, name) for path in files("rules") for name in variants(path, "H
 @pytest.mark.parametrize(("path", "name"), HEALTHY, ids=[f"{path.stem}-{name}" for path, name in HEALTHY])
 def test_silent(path: Path, name: str) -> None:
     """A rule's healthy models are healthy for every rule."""
-    report = pediag.check(f"{path}:{name}", seq_len=setting(path, "SEQ_LEN"))
+    report = pediag.check(f"{path}:{name}", seq_len=setting(path, "SEQ_LEN"), reference=reference_of(path))
     assert report.summary["warnings"] == report.summary["errors"] == 0, str(report)
     assert not [outcome.reason for outcome in report.outcomes if "internal error" in outcome.reason]
 

@@ -197,8 +197,10 @@ def _kind(one: Comparison) -> Text:
     text = Text(word, style=style)
     if one.why:
         text.append(f": {printable(one.why)}", style="not bold")
-    values = [aspect.note for aspect in one.aspects if aspect.name == "values" and aspect.verdict == "same"]
-    return text.append("".join(f", values {note}" for note in values if note), style="not bold")
+    notes = [
+        f"{aspect.name}: {aspect.note}" for aspect in one.aspects if aspect.verdict == "same" and aspect.note
+    ]
+    return text.append("".join(f"\n{note}" for note in notes), style="not bold")
 
 
 def _value(value: Any) -> Text:

@@ -7,16 +7,15 @@ Rows of a head that are made for pairs (i, i + r/2) serve pairs (2i, 2i + 1) onc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pediag.encodings.comparing.model import Side
-from pediag.encodings.model import Floats, Rotary
+from pediag.encodings.model import Rotary
 
 if TYPE_CHECKING:
-    from pediag.trace import Node, Trace
+    from pediag.trace import Node
 
 Rows = Literal["permuted", "equal", "other"]
 
@@ -27,53 +26,66 @@ NEAR = 64
 def rows_of(sides: tuple[Side, Side], a: Rotary, b: Rotary) -> Rows | None:
     """How the q and k weights of two models that pair unlike are related; None where either has no numbers.
 
-    "permuted": those of B in the order that A's pairing asks for. "equal": row for row. "other": neither.
+    "permuted": those of B in the order of the pairing of A, in every layer. "equal": row for row. "other": neither.
     """
     if "interleaved" not in (a.pairing, b.pairing) or a.width != b.width or a.head_width != b.head_width:
         return None
     found = [_projections(side, one) for side, one in zip(sides, (a, b), strict=True)]
     if not found[0] or len(found[0]) != len(found[1]):
         return None
-    told = {_related(wa, wb, a) for wa, wb in zip(*found, strict=True)}
-    return None if None in told else told.pop() if len(told) == 1 else "other"
+    told: set[Rows | None] = set()
+    for one, other in zip(*found, strict=True):
+        told.add(_related(sides, one, other, a))
+        if None in told or len(told) > 1:
+            return None if None in told else "other"
+    return told.pop()
 
 
-def _related(wa: Floats, wb: Floats, a: Rotary) -> Rows | None:
+def _related(sides: tuple[Side, Side], one: Node, other: Node, a: Rotary) -> Rows | None:
     """Of one projection, head by head: some heads of a fused one are values, which stay."""
-    if wa.shape != wb.shape or wa.shape[0] % a.head_width:
+    import torch
+
+    wa, wb = (_numbers(side, node) for side, node in zip(sides, (one, other), strict=True))
+    if wa is None or wb is None or wa.shape != wb.shape or wa.shape[0] % a.head_width:
         return None
-    heads_a, heads_b = (w.reshape(-1, a.head_width, w.shape[1]) for w in (wa, wb))
-    order = _order(a)
-    same = [np.array_equal(x, y) for x, y in zip(heads_a, heads_b, strict=True)]
-    moved = [np.array_equal(x, y[order]) for x, y in zip(heads_a, heads_b, strict=True)]
-    if all(same):
+    wa, wb = (w.reshape(-1, a.head_width, w.shape[1]) for w in (wa, wb))
+    if torch.equal(wa, wb):
         return "equal"
-    return "permuted" if all(np.logical_or(same, moved)) else "other"
+    order = torch.from_numpy(_order(a))
+    same, moved = ((wa == w).flatten(1).all(1) for w in (wb, wb[:, order]))
+    return "permuted" if bool((same | moved).all()) else "other"
 
 
 def _order(a: Rotary) -> Any:
-    """Row of B for each row of A within a head; the channels that turn come first or last, first here."""
+    """Row of B for each row of A within a head; the channels that turn come first."""
     half = a.width // 2
-    halves = np.arange(a.width).reshape(2, half)
-    turned = (
-        halves.T.reshape(-1)
-        if a.pairing == "interleaved"
-        else np.arange(a.width).reshape(half, 2).T.reshape(-1)
-    )
+    shape = (2, half) if a.pairing == "interleaved" else (half, 2)
+    turned = np.arange(a.width).reshape(shape).T.reshape(-1)
     return np.concatenate([turned, np.arange(a.width, a.head_width)])
 
 
-def _projections(side: Side, encoding: Rotary) -> list[Floats]:
-    """The weights that make q and k of the first attention that the encoding serves, fused ones once."""
-    trace = side.structural
-    if trace is None or not encoding.head_width:
+def _projections(side: Side, encoding: Rotary) -> list[Node]:
+    """The weights that make q and k of every attention that the encoding serves, fused ones once."""
+    if side.structural is None or not encoding.head_width:
         return []
     modules = set(encoding.modules)
-    for attention in trace.graph.attentions:
-        if attention.module in modules or len(trace.graph.attentions) == 1:
-            nodes = [_weight(operand) for operand in (attention.query, attention.key)]
-            return list(_numbers(trace, [node for node in dict.fromkeys(nodes) if node is not None]))
-    return []
+    served = [one for one in side.structural.graph.attentions if one.module in modules]
+    operands = [
+        operand for one in served or side.structural.graph.attentions for operand in (one.query, one.key)
+    ]
+    nodes = [_weight(operand) for operand in operands]
+    return list(dict.fromkeys(node for node in nodes if node is not None))
+
+
+def _numbers(side: Side, node: Node) -> Any:
+    """A weight as it is stored; None where it has no numbers here."""
+    from pediag.trace import Unavailable
+
+    assert side.structural is not None
+    try:
+        return side.structural.value(node)
+    except Unavailable:
+        return None
 
 
 def _weight(operand: Node) -> Node | None:
@@ -91,13 +103,3 @@ def _weight(operand: Node) -> Node | None:
                 return item
         pending.extend(node.inputs())
     return None
-
-
-def _numbers(trace: Trace, nodes: list[Node]) -> Iterator[Floats]:
-    from pediag.trace import Unavailable
-
-    for node in nodes:
-        try:
-            yield np.asarray(trace.value(node).double().numpy(), dtype=np.float64)
-        except Unavailable:
-            continue
