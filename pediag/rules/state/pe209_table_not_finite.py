@@ -18,6 +18,7 @@ rows where a table is not read in order, and of biases by distance. Rows that th
 
 ## Known limits
 
+- Of a value that is alike in all rows, NaN throughout say, the rows are counted at the short length of the trace.
 - Frequencies and cosines and sines of rotations are PE201.
 - An infinity below zero in a buffer that is added to scores is a mask, and fine.
 - Of a file only tables that are known as such are read: one that is NaN throughout cannot be told from other weights.
@@ -47,7 +48,7 @@ from pediag.rules.state._rows import Rows
 
 if TYPE_CHECKING:
     from pediag.encodings import Encoding
-    from pediag.trace import Node, Trace
+    from pediag.trace import Node, Site, Trace
 
 BIASES = ("alibi", "t5-buckets", "clipped", "relative-table")
 
@@ -88,6 +89,9 @@ def check(facets: Facets) -> Iterator[Finding]:
             continue
         judged += 1
         yield from _of_bias(facets, encoding, leaf, numbers)
+    for finding in _constants(facets):
+        judged += 1
+        yield finding
     if not judged and lacking:
         raise CouldNotCheck(lacking)
     if not judged:
@@ -147,6 +151,52 @@ def _advice(table: Rows, bad: _Bad) -> str:
     if table.encoding.scheme == "sinusoidal":
         return f"Compute `{table.name}` anew; a formula makes it."
     return f"Take row {bad.first:,} and the others of `{table.name}` from a checkpoint before they became {bad.value}."
+
+
+# -- tables that are no numbers throughout --------------------------------------------------------------------
+
+
+def _constants(facets: Facets) -> Iterator[Finding]:
+    """What is added to the tokens row by row and is NaN or infinite in a way that no row differs from another."""
+    trace = facets.structural
+    told: set[Node] = set()
+    for site in trace.graph.constant_sites if trace is not None else ():
+        assert trace is not None
+        node = site.position[0]
+        if (
+            site.kind != "additive"
+            or node in told
+            or len(node.shape) < 2
+            or not set(node.shape) & trace.lengths.sequence
+        ):
+            continue
+        told.add(node)
+        numbers = _numbers(trace, node) if node.dtype.is_floating_point else ""
+        if isinstance(numbers, str) or not numbers.size:
+            continue
+        wrong = np.isnan(numbers) | np.isposinf(numbers)
+        if wrong.any():
+            yield _constant(facets, site, _leaf_name(node), float(numbers[wrong][0]), wrong)
+
+
+def _leaf_name(node: Node) -> str:
+    from pediag.trace import ancestors
+
+    return next((name for part in ancestors(node) if part.stored for name in part.names), "")
+
+
+def _constant(facets: Facets, site: Site, name: str, value: float, wrong: np.ndarray) -> Finding:
+    what = f"`{name}`, of which each token reads a row," if name else "A value with a row for each token"
+    return Finding(
+        message=f"{what} holds {value} in {int(wrong.sum()):,} of {wrong.size:,} numbers, the same in each row.",
+        effect=f"All of {facets.seq_len:,} tokens, as of any number, are {value} from there on. Nothing raises.",
+        where=place(name.rpartition(".")[0] or site.module, site.frame),
+        evidence=Evidence(int(wrong.sum()), 0, None, "numbers", facets.seq_len),
+        fix=Fix(
+            "Compute it anew, and look at what its formula divides by: a width of 2 leaves one rate, its span is 0."
+        ),
+        scheme="sinusoidal" if not name else "",
+    )
 
 
 # -- biases by distance -------------------------------------------------------------------------------------
