@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import pediag
+from pediag.targets.declaration import BASES
 from tests.rules.declaration._judge import found
 
 CODES = ("PE103", "PE108", "PE109", "PE110", "PE112", "PE113")
@@ -73,6 +75,33 @@ def typed(model: dict[str, Any]) -> dict[str, Any]:
 def test_published(model: dict[str, Any]) -> None:
     assert [(code, found(code, typed(model))) for code in CODES if found(code, typed(model))] == []
     assert [code for code in CODES if found(code, model["config"])] == []
+
+
+OWN_CODE = ("baichuan-inc/Baichuan2-7B-Base", "internlm/internlm3-8b-instruct")
+"""Rotary models whose extract has no base and whose type is none of transformers', or is left out."""
+
+
+@pytest.mark.parametrize(
+    "model", [model for model in MODELS if model["pe"].startswith("rope")], ids=lambda model: model["model"]
+)
+def test_published_rotary_models_without_what_their_class_knows(
+    model: dict[str, Any], tmp_path: Path
+) -> None:
+    """An encoding comes out with and without the base and the head, and no rule but PE103 has more to say then."""
+    whole = typed(model)
+    bare = {key: value for key, value in whole.items() if key not in BASES and key != "head_dim"}
+    said = []
+    for name, config in (("whole", whole), ("bare", bare)):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(config))
+        report = pediag.check(path)
+        rotary = [encoding for encoding in report.encodings if encoding.scheme == "rotary"]
+        assert bool(rotary) is (
+            model["model"] not in OWN_CODE and ("model_type" in config or name == "whole")
+        )
+        loud = {finding.code for finding in report.findings if finding.severity != "note"}
+        said.append(loud - {"PE101", "PE103"})
+    assert said == [set(), set()]
 
 
 def test_defaults_of_every_class() -> None:
