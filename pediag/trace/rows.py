@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -79,6 +79,7 @@ class Rows:
         self._read: dict[object, Reading | None] = {}
         self._entries: dict[int, Entered | None] = {}
         self._seeds: dict[object, int] = {}
+        self._known_columns: dict[int, np.ndarray] = {}
         self._take_in(full)
 
     def add(self, done: Pass) -> None:
@@ -106,7 +107,7 @@ class Rows:
         self.add(done)
         for attention in done.trace.graph.attentions:
             try:
-                columns = self._tokens(attention.key, attention.fused)
+                columns = self._columns(attention, done)
             except Unavailable:
                 continue
             if bool((columns >= done.seen).any()) and bool(((columns >= 0) & (columns < done.seen)).any()):
@@ -160,15 +161,15 @@ class Rows:
         return self._read[key]
 
     def _reading(self, attention: Attention, done: Pass) -> Reading | None:
-        query = _heads(self._value(attention.query, attention))
-        keys = _heads(self._value(attention.key, attention))
-        keys = keys if attention.fused else keys.transpose(0, 2, 1)
+        query, key = self._value(attention.query, attention), self._value(attention.key, attention)
+        columns = self._columns(attention, done)
         rows = self._in_order(attention.query, done)
-        columns = self._tokens(attention.key, attention.fused)
-        scores, bias = self._scores(attention, None), self._scores(attention, 0.0)
-        if scores is None or bias is None or scores.shape[1:] != (len(rows), len(columns)):
+        found = self._scores(attention, query, key)
+        if found is None or found[0].shape[1:] != (len(rows), len(columns)):
             return None
-        return Reading(attention, scores, bias, query, keys, rows, columns, self._sites_of(attention))
+        keys = _heads(key)
+        keys = keys if attention.fused else keys.transpose(0, 2, 1)
+        return Reading(attention, *found, _heads(query), keys, rows, columns, self._sites_of(attention))
 
     def _sites_of(self, attention: Attention) -> list[Site]:
         members: set[Node] = set()
@@ -186,31 +187,33 @@ class Rows:
         end = self._before_softmax(attention)
         return [end if end is not None else attention.scores]
 
-    def _scores(self, attention: Attention, fill: float | None) -> np.ndarray | None:
-        """Scores (H, n, M) with everything added to them, for random vectors or for a constant ``fill``."""
-        if not attention.fused:
-            end = self._before_softmax(attention)
-            if end is None:
-                return None
-            return _heads(self._value(end, attention, fill))
-        query = self._value(attention.query, attention, fill)
-        key = self._value(attention.key, attention, fill)
+    def _scores(
+        self, attention: Attention, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Scores (H, n, M) with everything added to them, and what they are when query and key are zero."""
+        if attention.fused:
+            return self._fused(attention, query, key)
+        end = self._before_softmax(attention)
+        if end is None:
+            return None
+        scores = self._value(end, attention, None, {attention.query: query, attention.key: key})
+        nothing = {attention.query: torch.zeros_like(query), attention.key: torch.zeros_like(key)}
+        return _heads(scores), _heads(self._value(end, attention, 0.0, nothing))
+
+    def _fused(
+        self, attention: Attention, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
         if key.dim() > 2 and query.shape[-3] != key.shape[-3]:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
         scale = attention.scale if attention.scale is not None else query.shape[-1] ** -0.5
-        scores = query @ key.transpose(-1, -2) * scale
+        product = query @ key.transpose(-1, -2) * scale
+        bias = torch.zeros(product.shape, dtype=product.dtype)
         if attention.mask is not None:
-            scores = self._masked(scores, attention.mask, attention)
+            mask = self._value(attention.mask, attention, 0.0)
+            bias = bias.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else bias + mask
         if attention.causal:
-            n, m = scores.shape[-2:]
-            scores = scores.masked_fill(torch.ones(n, m).triu(1).bool(), -torch.inf)
-        return _heads(scores)
-
-    def _masked(self, scores: torch.Tensor, mask: Node, attention: Attention) -> torch.Tensor:
-        value = self._value(mask, attention, 0.0)
-        if value.dtype is torch.bool:
-            return scores.masked_fill(~value, -torch.inf)
-        return scores + value
+            bias = bias.masked_fill(torch.ones(bias.shape[-2:]).triu(1).bool(), -torch.inf)
+        return _heads(product + bias), _heads(bias)
 
     def _before_softmax(self, attention: Attention) -> Node | None:
         """What goes into the softmax over the scores of an attention."""
@@ -229,17 +232,31 @@ class Rows:
 
     # -- replay ---------------------------------------------------------------------------------------------
 
-    def _value(self, end: Node, attention: Attention | None, fill: float | None = None) -> torch.Tensor:
-        """An end with one vector for all tokens in place of each projection; ``fill`` instead of random vectors."""
-        return self._replayed(end, attention, lambda stop, place: self._vector(stop, place, fill))
+    def _value(
+        self,
+        end: Node,
+        attention: Attention | None,
+        fill: float | None = None,
+        known: Mapping[Node, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """An end with one vector for all tokens in place of each projection; ``fill`` instead of random vectors.
+
+        ``known`` are values that are there already.
+        """
+        return self._replayed(end, attention, lambda stop, place: self._vector(stop, place, fill), known)
 
     def _replayed(
-        self, end: Node, attention: Attention | None, make: Callable[[Node, object], torch.Tensor]
+        self,
+        end: Node,
+        attention: Attention | None,
+        make: Callable[[Node, object], torch.Tensor],
+        known: Mapping[Node, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        members, stops = self._slice(end, attention)
+        given = dict(known or {})
+        members, stops = self._slice(end, attention, frozenset(given))
         if len(members) > _LARGEST_SLICE:
             raise Unavailable("more operations stand before this attention than are replayed")
-        given = {stop: make(stop, place) for stop, place in self._placed(stops)}
+        given.update((stop, make(stop, place)) for stop, place in self._placed(stops))
         if not given:
             return self.evaluator(end)
         for node in members:
@@ -248,15 +265,17 @@ class Rows:
                     given[item] = self.evaluator(item)
         return self.evaluator(end, given)
 
-    def _slice(self, end: Node, attention: Attention | None) -> tuple[set[Node], list[Node]]:
-        """(content values between an end and the projections it starts from, those projections)."""
+    def _slice(
+        self, end: Node, attention: Attention | None, known: frozenset[Node] = frozenset()
+    ) -> tuple[set[Node], list[Node]]:
+        """(content values between an end and the projections it starts from, those projections), up to ``known``."""
         through = {attention.scores} if attention is not None and not attention.fused else set()
         members: set[Node] = set()
         stops: set[Node] = set()
         pending = [end]
         while pending:
             node = pending.pop()
-            if node in members or node in stops or node.provenance is not CONTENT:
+            if node in members or node in stops or node in known or node.provenance is not CONTENT:
                 continue
             if node not in through and self._is_stop(node, attention is None):
                 stops.add(node)
@@ -300,6 +319,22 @@ class Rows:
         generator = torch.Generator().manual_seed(self._seeds.setdefault(place, len(self._seeds) + 1))
         return torch.randn(shape, generator=generator, dtype=dtype).expand(stop.shape).clone()
 
+    def _columns(self, attention: Attention, done: Pass) -> np.ndarray:
+        """Which token each key is of, -1 for none."""
+        key = id(attention)
+        if key not in self._known_columns:
+            size = attention.key.shape[-2 if attention.fused else -1]
+            all_seen = np.arange(done.seen + done.tokens)
+            as_fed = size == all_seen.size and self._are(attention.key, attention.fused, all_seen)
+            self._known_columns[key] = all_seen if as_fed else self._tokens(attention.key, attention.fused)
+        return self._known_columns[key]
+
+    def _are(self, end: Node, last: bool, tokens: np.ndarray) -> bool:
+        """Whether the entries of ``end`` are of ``tokens``, told by NaN in place of a random half of these."""
+        chosen = np.random.default_rng(0).random(self.full.tokens) < 0.5
+        value = self._replayed(end, _ANY, partial(self._spoilt, torch.from_numpy(chosen)))
+        return np.array_equal(_spoilt(value, last), chosen[tokens])
+
     def _in_order(self, query: Node, done: Pass) -> np.ndarray:
         """Which token each query is of: the tokens of the pass in order where there are as many."""
         if query.shape[-2] == done.tokens and len(query.shape) > 2:
@@ -313,27 +348,29 @@ class Rows:
 
         NaN in place of the tokens whose number has bit b shows which entries come from such a token.
         """
-        bits = max(self.full.tokens, 1).bit_length()
         found = None
-        for bit in range(bits):
-            value = self._replayed(end, _ANY, partial(self._marked, bit))
-            hit = np.asarray(_heads(value.isnan()).any(axis=2 if last else 1).any(axis=0), dtype=np.int64)
+        for bit in range(self.full.tokens.bit_length()):
+            value = self._replayed(end, _ANY, partial(self._spoilt, self._with_bit(bit)))
+            hit = np.asarray(_spoilt(value, last), dtype=np.int64)
             found = hit << bit if found is None else found | hit << bit
         assert found is not None
         return found - 1
 
-    def _marked(self, bit: int, stop: Node, place: object) -> torch.Tensor:
+    def _with_bit(self, bit: int) -> torch.Tensor:
+        """Whether the number of each token, from 1 on, has a bit."""
+        return (torch.arange(1, self.full.tokens + 1) >> bit & 1).bool()
+
+    def _spoilt(self, chosen: torch.Tensor, stop: Node, place: object) -> torch.Tensor:
+        """The vector of a stop with NaN for the ``chosen`` tokens."""
         value = self._vector(stop, place, None)
         done = self._pass_of(stop)
         axis = _token_axis(stop.shape, done)
         if axis is None or not (value.is_floating_point() or value.is_complex()):
             return value
         start = done.seen if stop.shape[axis] == done.tokens else 0
-        number = torch.arange(start, start + stop.shape[axis]) + 1
-        chosen = (number >> bit & 1).bool()
         shape = [1] * value.dim()
         shape[axis] = -1
-        return value.masked_fill(chosen.view(shape), torch.nan)
+        return value.masked_fill(chosen[start : start + stop.shape[axis]].view(shape), torch.nan)
 
     # -- what enters the first attention --------------------------------------------------------------------
 
@@ -370,15 +407,11 @@ class Rows:
 
     def _deep_tokens(self, end: Node, done: Pass) -> np.ndarray | None:
         """The tokens along an end, when each entry is of one token and they follow one another."""
-        found = np.zeros(done.tokens, dtype=np.int64)
-        for bit in range(max(self.full.tokens, 1).bit_length()):
-            value = self._replayed(end, None, partial(self._marked, bit))
-            hit = value.isnan().reshape(-1, value.shape[-1]).any(-1).numpy()
-            if len(hit) != done.tokens:
-                return None
-            found |= hit.astype(np.int64) << bit
+        chosen = np.random.default_rng(0).random(self.full.tokens) < 0.5
+        value = self._replayed(end, None, partial(self._spoilt, torch.from_numpy(chosen)))
         expected = np.arange(done.seen, done.seen + done.tokens)
-        return expected if np.array_equal(found - 1, expected) else None
+        hit = value.isnan().reshape(-1, value.shape[-1]).any(-1).numpy()
+        return expected if np.array_equal(hit, chosen[expected]) else None
 
 
 class _Wide(Evaluator):
@@ -412,6 +445,11 @@ def _heads(value: torch.Tensor) -> np.ndarray:
     if array.is_complex():
         array = torch.view_as_real(array).flatten(-2)
     return np.asarray(array.numpy())
+
+
+def _spoilt(value: torch.Tensor, last: bool) -> np.ndarray:
+    """Which entries along the second to last axis, or the last, have a NaN."""
+    return np.asarray(_heads(value.isnan()).any(axis=2 if last else 1).any(axis=0))
 
 
 def _token_axis(shape: tuple[int, ...], done: Pass) -> int | None:

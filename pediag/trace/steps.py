@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,7 +14,8 @@ from pediag.targets.caches import CacheSpec
 from pediag.trace.chain import Chain, Pass
 from pediag.trace.conventions import Convention, NoCache, conventions, taken
 from pediag.trace.dimensions import free
-from pediag.trace.graph import Graph
+from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
+from pediag.trace.graph import Graph, Node
 from pediag.trace.inputs import Candidate, Input, Sizes
 from pediag.trace.place import Lengths, explain
 from pediag.trace.rows import Rows
@@ -89,6 +90,16 @@ class History:
     after: Pass
     longer: tuple[int, ...]
     rows: Rows
+    _value: Evaluator = field(default_factory=lambda: Evaluator(surrogates=True), repr=False)
+
+    def value(self, node: Node) -> torch.Tensor | None:
+        """The numbers of a position value, as the model computes them, in float64; None when there are none."""
+        try:
+            value = self._value(node)
+        except Unavailable:
+            return None
+        with real_numbers():
+            return torch.view_as_real(value).double() if value.is_complex() else value.double()
 
 
 class Steps:
