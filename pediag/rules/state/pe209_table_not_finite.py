@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 BIASES = ("alibi", "t5-buckets", "clipped", "relative-table")
 
 
+SUMS = ("add", "add_", "sub", "sub_", "cat")
+"""Operations that put a table beside content; products with one are of a rotation."""
+
+
 @dataclass(slots=True)
 class _Bad:
     """Rows that are not finite: how many of those read, the first, and a number in it."""
