@@ -168,7 +168,7 @@ def _constants(facets: Facets) -> Iterator[Finding]:
         assert trace is not None
         node = site.position[0]
         if (
-            site.kind != "additive"
+            site.op not in SUMS
             or node in told
             or len(node.shape) < 2
             or not set(node.shape) & trace.lengths.sequence
