@@ -211,16 +211,33 @@ def layers_of(items: list[Biased]) -> str:
 
 def slopes_at_softmax(item: Biased) -> SlopeMatch | None:
     """The formula of the slopes that reach the softmax; None when they follow none, are trained or unknown."""
-    from pediag.theory.alibi import match_slopes
-
     total = item.total()
     if total is None or total.trained or item.crosses():
         return None
     found = total.linear()
     if found is None or found.form == "sides" or not same_for_all(total):
         return None
-    given = biased_heads(found.slopes)
-    return match_slopes(given) if given.size else None
+    return formula_of(item, found.slopes)
+
+
+def formula_of(item: Biased | None, found: Floats) -> SlopeMatch | None:
+    """The formula that slopes (H,) follow: that of the slopes as they enter, where these are a multiple of them.
+
+    Twice the published slopes of 8 heads are also a series that starts at 1; what enters tells which it is.
+    """
+    from pediag.theory.alibi import SlopeMatch, match_slopes
+
+    given = biased_heads(found)
+    entered = biased_heads(item.encoding.slopes) if item is not None else given  # type: ignore[attr-defined]
+    if not given.size:
+        return None
+    if entered.size == given.size:
+        ratio = given / entered
+        match = match_slopes(entered)
+        if match is not None and abs(ratio / ratio[0] - 1.0).max() <= FACTOR_RTOL / 2:
+            times = float(ratio[0]) if abs(ratio[0] - 1.0) > 1e-3 else 1.0
+            return SlopeMatch(match.name, match.factor * times, match.exponent, match.rounded)
+    return match_slopes(given)
 
 
 def same_for_all(total: Total) -> bool:

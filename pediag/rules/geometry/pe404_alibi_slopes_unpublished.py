@@ -60,6 +60,7 @@ from pediag.rules._bias import (
     causes,
     declared_exponent,
     declares,
+    formula_of,
     layers_of,
     same_for_all,
     wrong_factor,
@@ -72,7 +73,6 @@ from pediag.theory.alibi import (
     SLOPE_RTOL,
     SlopeMatch,
     first_difference,
-    match_slopes,
     slopes,
 )
 
@@ -136,7 +136,7 @@ def _said(facets: Facets, item: Biased | None, found: Floats) -> _Said | None:
         return None
     exponent = declared_exponent(facets) or BIAS_EXPONENT
     expected = slopes(given.size, exponent)
-    match = match_slopes(given)
+    match = formula_of(item, found)
     factor = 1.0
     far = match is not None and abs(match.factor - 1.0) > ONE_RTOL
     if match is not None and item is not None and far and _told_elsewhere(facets, item, match.factor):
