@@ -13,7 +13,7 @@ HALF, INTERLEAVED = "half", "interleaved"
 
 SEPARATE = ("self_attn.q_proj.weight",)
 FUSED = ("self_attn.qkv_proj.weight",)
-NEOX = ("attention.query_key_value.weight", "self_attention.query_key_value.weight")
+NEOX = ("attention.query_key_value.weight", "self_attn.query_key_value.weight")
 
 PUBLISHED: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(

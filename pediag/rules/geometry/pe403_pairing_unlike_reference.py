@@ -29,12 +29,15 @@ With a reference, what else differs is an error of the rule that it belongs to, 
 | scaling | PE203 |
 | attention factor | PE204 |
 | a sinusoid | PE205 |
+| the row of a learned table that position 0 reads | PE208 |
+| values of a learned table | PE211 |
 | an encoding that one side lacks | PE308 |
 | sense, offset | PE402 |
 | slopes, form of ALiBi | PE404 |
 | map of buckets | PE406 |
 | rotary width | PE407 |
-| anything else (rows, first row and values of learned tables, masks), or a rule that is not there | this one |
+| rows of a learned table | PE502 |
+| anything else, such as a mask | this one |
 
 What rounding explains is no difference: ``pediag diff`` and docs/diff.md say the limits.
 
