@@ -18,6 +18,7 @@ from pediag.encodings.model import (
     Seen,
     Sinusoidal,
     Table,
+    Temperature,
     Unrecognised,
     encodes_position,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "Seen",
     "Sinusoidal",
     "Table",
+    "Temperature",
     "Unrecognised",
     "declared",
     "encodes_position",

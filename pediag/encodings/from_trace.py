@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pediag.encodings import additive, bias, content, rotary
+from pediag.encodings import additive, bias, content, rotary, temperature
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
 from pediag.trace import Site, Trace
@@ -20,6 +20,7 @@ def read(trace: Trace) -> list[Encoding]:
     found += rotary.find(trace, claimed)
     found += content.find(trace, claimed)
     found += bias.find(trace, claimed)
+    found += temperature.find(trace, claimed)
     found += additive.find(trace, claimed)
     found += additive.find_misplaced(trace)
     found += [

@@ -195,6 +195,18 @@ class Mask(Encoding):
 
 
 @dataclass(slots=True, kw_only=True)
+class Temperature(Encoding):
+    """One factor for each token, (N,) at the structural length, by which its queries (or keys) are multiplied.
+
+    Not an encoding: it sharpens attention for far tokens and does not tell one key from another.
+    """
+
+    scheme: ClassVar[str] = "temperature"
+
+    factors: Floats
+
+
+@dataclass(slots=True, kw_only=True)
 class PositionIds(Encoding):
     """A stored buffer of position ids 0 .. n-1. Not an encoding, but its length is a limit."""
 
@@ -213,5 +225,5 @@ class Unrecognised(Encoding):
 
 
 def encodes_position(encodings: Sequence[Encoding]) -> list[Encoding]:
-    """Those that are position encodings, masks and buffers of ids left out."""
-    return [encoding for encoding in encodings if not isinstance(encoding, (Mask, PositionIds))]
+    """Those that are position encodings; masks, temperatures and buffers of ids are none."""
+    return [encoding for encoding in encodings if not isinstance(encoding, (Mask, PositionIds, Temperature))]
