@@ -15,8 +15,8 @@ import pytest
 
 from pediag.errors import LoadError
 from pediag.targets import Config, maximum_length, trained_length
-from pediag.targets.config import PADDED
 from pediag.targets import config as config_module
+from pediag.targets.config import PADDED
 
 TEXT = """{
   "model_type": "llama", "rope_theta": 1e4,
