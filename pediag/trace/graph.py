@@ -7,6 +7,7 @@ node can be computed again, in any precision, without running the model.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,7 +201,11 @@ class Transfer:
 
 @dataclass(slots=True)
 class Graph:
-    """All that one trace recorded."""
+    """All that one trace recorded.
+
+    ``again`` counts how often a shared value was computed after its first time. ``kept`` are the values that modules
+    hold when forward ends, and what those were made of.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
@@ -209,6 +214,8 @@ class Graph:
     transfers: list[Transfer] = field(default_factory=list)
     constant_sites: list[Site] = field(default_factory=list)
     shared: dict[Any, Node] = field(default_factory=dict)
+    again: Counter[Node] = field(default_factory=Counter)
+    kept: set[Node] = field(default_factory=set)
 
     def add(
         self,
@@ -227,6 +234,7 @@ class Graph:
             key = (op, salt, frozen(args), frozen(tuple(sorted(kwargs.items()))))
             known = self.shared.get(key)
             if known is not None:
+                self.again[known] += 1
                 return known, False
         shape, dtype, device = tuple(like.shape), like.dtype, like.device.type
         node = Node(len(self.nodes), op, args, kwargs, provenance, shape, dtype, device)

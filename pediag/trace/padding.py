@@ -21,8 +21,8 @@ PAD = "constant_pad_nd"
 class Padding:
     """Which tokens of the input are padding, for code that compares ids with the one of padding.
 
-    ``pads``, and ``kept`` which is all others, have the shape of the input. ``ids`` are those that the model declares as
-    padding, ``undeclared`` says that any id may be where it declares none. ``asked`` is set when the model's code
+    ``pads``, and ``kept`` which is all others, have the shape of the input. ``ids`` are those that the model declares
+    as padding, ``undeclared`` says that any id may be where it declares none. ``asked`` is set when the model's code
     compares.
     """
 

@@ -100,12 +100,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def mark_kept(self, held: Iterable[torch.Tensor]) -> None:
-        """Mark the transfers whose results, or what was made of them, modules hold at the end of forward."""
-        if not self.moves:
-            return
+        """Mark the values, and the transfers, that modules hold at the end of forward, or what was made of them."""
         values = (getattr(tensor, "_pediag", None) for tensor in held)
         nodes = [read(self.graph, value) for value in values if value is not None]
         kept = {part for node in nodes if node.provenance is not CONTENT for part in ancestors(node)}
+        self.graph.kept |= kept
         for moved, transfer in self.moves:
             transfer.kept = transfer.kept or moved in kept
 

@@ -39,14 +39,20 @@ def _row_a_token(trace: Trace, site: Site, table: Node) -> bool:
 
 
 def _of_positions(trace: Trace, table: Node) -> bool:
-    """Whether a table goes through a cosine, a sine or a lookup of one value a token: not a mask, not a scale."""
+    """Whether a table is made of cosines and sines, or of rows looked up by what was counted: not a mask, not a scale.
+
+    Rows for kinds of tokens are looked up by zeros too, which nobody counted.
+    """
     from pediag.trace.graph import ancestors
 
-    return any(
-        node.op_name in ("cos", "sin", "polar", "complex", "exp", "embedding")
-        and trace.sizes.tokens in node.shape
-        for node in ancestors(table)
-    )
+    program = ancestors(table)
+    if any(
+        node.op_name in ("cos", "sin", "polar", "complex") and trace.sizes.tokens in node.shape
+        for node in program
+    ):
+        return True
+    lookups = (node for node in program if node.op_name == "embedding" and trace.sizes.tokens in node.shape)
+    return any(item.provenance.name == "POSITION" for node in lookups for item in ancestors(node.args[1]))
 
 
 def _no_frequencies(trace: Trace, table: Node) -> bool:
