@@ -20,20 +20,65 @@ STEPS = 24
 """Operations that are followed from an attention in either direction."""
 
 
+PROJECTIONS = frozenset("mm addmm bmm baddbmm linear".split())
+"""Products with weights, behind which an operand is moved, turned and scaled only."""
+
+STILL = 1e-9
+"""Below this a channel stays where it is, in float64."""
+
+
 def logit_scale(facets: Facets, attention: Attention) -> float | None:
     """The factor of q.k in the softmax; None where it is a tensor, or is not seen."""
     trace = facets.structural
     if trace is None:
         return None
-    sides = [_before(trace, attention.query), _before(trace, attention.key)]
+    own = _own(trace, attention)
+    return (
+        None
+        if own is None
+        else math.prod([own, _before(trace, attention.query), _before(trace, attention.key)])
+    )
+
+
+def turned_scale(facets: Facets, attention: Attention) -> float | None:
+    """The factor of q.k over the channels that turn, by whatever it gets there; None where it is not seen.
+
+    Both operands are computed again from projections that are 1 throughout: what turns keeps the length of its pairs.
+    """
+    trace = facets.structural
+    own = _own(trace, attention) if trace is not None else None
+    if trace is None or own is None:
+        return None
+    sides = [_turned(trace, node) for node in (attention.query, attention.key)]
+    return None if None in sides else math.prod([own, *(side for side in sides if side is not None)])
+
+
+def _turned(trace: Trace, node: Node) -> float | None:
+    """The root mean square of the channels that move along the tokens."""
+    import torch
+
+    from pediag.encodings.program import Exact
+    from pediag.trace import Unavailable, ancestors
+    from pediag.trace.evaluate import Evaluator
+
+    roots = [item for item in ancestors(node) if item.op_name in PROJECTIONS]
+    if not roots or len(node.shape) < 2 or node.shape[-2] not in trace.lengths.sequence:
+        return None
+    root = max(roots, key=lambda item: item.index)
+    try:
+        value = Evaluator(Exact())(node, {root: torch.ones(root.shape, dtype=torch.float64)})
+    except Unavailable:
+        return None
+    rows = value.reshape(-1, *value.shape[-2:]).double()
+    moving = (rows - rows[:, :1]).abs().amax(dim=(0, 1)) > STILL
+    return float(rows[..., moving].square().mean().sqrt()) if bool(moving.any()) else None
+
+
+def _own(trace: Trace, attention: Attention) -> float | None:
+    """The scale of the softmax itself."""
     if attention.fused:
-        own = attention.scale if attention.scale is not None else attention.query.shape[-1] ** -0.5
-    else:
-        after = _after(trace, attention.scores)
-        if after is None:
-            return None
-        own = after
-    return math.prod([own, *sides])
+        return attention.scale if attention.scale is not None else attention.query.shape[-1] ** -0.5
+    return _after(trace, attention.scores)
 
 
 def _before(trace: Trace, node: Node) -> float:

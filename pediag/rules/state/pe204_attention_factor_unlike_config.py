@@ -22,7 +22,8 @@ since a softmax over one key is 1.
 
 DeepSeek's latent attention (``qk_rope_head_dim``) multiplies the softmax scale by f(mscale_all_dim)^2 besides: with
 equal mscales the factor on the cosines is 1 and this is everything. A factor that stands on the softmax in place of
-cosines and sines is the same where the whole head turns, and silent.
+cosines and sines is the same where the whole head turns, and silent; so is one on the channels that turn, before or
+after they do, where a part of the head turns.
 
 ## Known limits
 
@@ -50,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.rules.state import _known, _rebuild
-from pediag.rules.state._logits import logit_scale
+from pediag.rules.state._logits import logit_scale, turned_scale
 from pediag.rules.state._rebuild import Meant, Served
 from pediag.theory._checks import TheoryError
 from pediag.theory.frequencies import attention_factor, mscale_softmax_factor, yarn_attention_factor
@@ -152,10 +153,15 @@ def _carried(item: Served) -> bool:
 
 
 def _on_softmax(facets: Facets, item: Served, wanted: float) -> bool:
-    """Whether the softmax scale makes up for the factor that cosines and sines lack, over a head that turns whole."""
+    """Whether the softmax scale makes up for the factor that cosines and sines lack, over a head that turns whole.
+
+    Of a head that turns in part, whether the channels that turn are scaled by themselves.
+    """
     encoding = item.built.encoding
     if encoding.width != encoding.head_width:
-        return False
+        scales = [turned_scale(facets, attention) for attention in _attentions(facets, item)]
+        due = wanted**2 / math.sqrt(encoding.head_width)
+        return any(scale is not None and abs(scale / due - 1) <= 2 * _allowed(item) for scale in scales)
     for attention in _attentions(facets, item):
         scale = logit_scale(facets, attention)
         if scale is not None:

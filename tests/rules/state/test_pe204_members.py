@@ -124,3 +124,38 @@ def test_exllamav3_259() -> None:
     assert finding.evidence.expected == pytest.approx(0.1 * math.log(4.0) + 1.0)
     assert "missing" in finding.message
     corrected(yarned(4.0, mscale(4.0)), 4096, *CODES)
+
+
+class Sliced(Latent):
+    """The factor is put on channels of q and k before they turn, in place, as the patch does."""
+
+    def __init__(self, scaled: slice, after: bool) -> None:
+        super().__init__(80**-0.5, 4.0)
+        self.scaled, self.after = scaled, after
+
+    def turn(self, x: Tensor) -> Tensor:
+        x = super().turn(x) if self.after else x.clone()
+        x[..., self.scaled] = mscale(4.0) * x[..., self.scaled]
+        return x if self.after else super().turn(x)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("scaled", "faulty"), [(slice(0, 16), True), (slice(0, 64), True), (slice(16, None), False)]
+)
+def test_b082_rapid_mlx_1225(scaled: slice, faulty: bool, after: bool) -> None:
+    """B082, raullenchai/Rapid-MLX#1225: the patch scales the first channels, and the last ones turn."""
+    model = Sliced(scaled, after).eval()
+    model.config = {
+        "hidden_size": 160,
+        "num_attention_heads": 2,
+        "head_dim": 80,
+        "partial_rotary_factor": 0.8,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 8192,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH},
+    }
+    if faulty:
+        assert reported(model, "PE204", 4096, *CODES).evidence.expected == pytest.approx(mscale(4.0))
+    else:
+        corrected(model, 4096, *CODES)
