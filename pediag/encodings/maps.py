@@ -21,6 +21,7 @@ from pediag.encodings.resized import Linear, moved_by, real
 from pediag.encodings.rotary import Finder
 from pediag.encodings.turning import Turn
 from pediag.trace import Attention, Evaluator, Node, Provenance, Site, Trace, Unavailable
+from pediag.trace.aliases import View
 from pediag.trace.graph import frozen
 from pediag.trace.lanes import Float64
 from pediag.trace.numbers import digest
@@ -187,11 +188,16 @@ class _Probe:
         """The map up to where positions are multiplied in for the second time."""
         depth = self.finder.depths(region.sites, members)
         sites = [site for site in region.sites if depth[site.result] == 1]
-        end = self.finder.common_result(sites, members)
-        try:
-            return self._solve(region.starts[0], end, moved) if end in moved and end is not None else None
-        except Unavailable:
+        middle = self.finder.common_result(sites, members)
+        if middle is None:
             return None
+        for end in (middle, *self.finder.onward(middle, members)):
+            try:
+                if end in moved:
+                    return self._solve(region.starts[0], end, moved)
+            except Unavailable:
+                continue
+        return None
 
     def _weights(self, region: Region, moved: set[Node]) -> list[Node]:
         """Weights along channels that ``region.after`` and what follows are multiplied with."""
@@ -221,6 +227,8 @@ class _Probe:
             return ("moved", place[item]) if item in place else self._fixed(item)
         if isinstance(item, (tuple, list)):
             return tuple(self._part(part, place) for part in item)
+        if isinstance(item, View):
+            return (item.op, self._part(item.args, place), item.output)
         return frozen(item)
 
     def _fixed(self, node: Node) -> Any:
@@ -409,13 +417,19 @@ class _Replay:
         if len(tokens) != 1 or batch is None:
             raise Unavailable("the tokens of the operand do not lie along one axis")
         others = [axis for axis in range(len(recorded)) if axis not in (tokens[0], batch)]
-        features = max((axis for axis in others if recorded[axis] > 1), default=last)
-        moved = result.movedim((batch, tokens[0], features), (-3, -2, -1))
-        one = moved.reshape(-1, *moved.shape[-3:])[0]
+        one = self._channels(result.movedim((batch, tokens[0]), (0, 1)), [recorded[axis] for axis in others])
         if one.shape[0] % self.count:
             raise Unavailable("the operand does not keep texts apart")
         one = one.reshape(self.count, -1, *one.shape[1:])[:, 0]
         return np.asarray(real(one).to(torch.float64).numpy())
+
+    def _channels(self, value: torch.Tensor, recorded: list[int]) -> torch.Tensor:
+        """(c, N, ...) as (c, N, d_out): pairs as neighbours, the first of the heads."""
+        if value.shape[2:].numel() == self.source.shape[-1]:
+            return value.flatten(2)
+        features = max((axis for axis, size in enumerate(recorded) if size > 1), default=len(recorded) - 1)
+        moved = value.movedim(2 + features, 2)
+        return moved.reshape(*moved.shape[:3], -1)[..., 0]
 
 
 def _is_joined(item: Node, user: Node) -> bool:

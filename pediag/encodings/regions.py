@@ -80,14 +80,14 @@ class Regions:
             return None
         starts = self._starts(before, members, feature_width(operand, self.trace.lengths.sequence))
         applications = max(self.depths(sites, members).values())
-        return Region(starts or [before], after, operand, sites, applications, self._onward(after, members))
+        return Region(starts or [before], after, operand, sites, applications, self.onward(after, members))
 
     def _by_channel(self, site: Site) -> bool:
         """Whether channels are treated differently; one factor for a whole token is no rotation."""
         moving = self.trace.lengths.moving
         return any(size > 1 and size not in moving for node in site.position for size in node.shape)
 
-    def _onward(self, after: Node, members: set[Node]) -> list[Node]:
+    def onward(self, after: Node, members: set[Node]) -> list[Node]:
         """What becomes of ``after`` by moving its channels, up to where it is joined with something else."""
         found: list[Node] = []
         node = after

@@ -18,8 +18,7 @@ when it comes behind, and scores depend on both places instead of their distance
 ## What is checked
 
 With the weights in place, the largest singular value of R_q(m)'W R_k(n) - R_q(m + s)'W R_k(n + s), W = diag(w_q w_k),
-over places 0 to 7 and s = 100 (less in models that take fewer tokens), is at most 0.001 of a score; without weights it
-is 0.
+over the places of PE401, is at most 0.001 of a score; without weights it is 0.
 
 ## Known limits
 

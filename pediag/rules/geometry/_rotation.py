@@ -31,6 +31,12 @@ pairing, by about 1."""
 SINUSOID = 0.02
 """A column of numbers is a sinusoid of evenly spaced places when it leaves the recurrence of one by less than this."""
 
+PAIRS = ((0, 0), (5, 2), (2, 5), (7, 0), (0, 7), (1, 0), (3, 4), (6, 1))
+"""Places (m, n) whose scores are compared with those of places farther on: the same, near and far, either way."""
+
+NOISE = 1e-12
+"""Share of the largest entry below which one counts as none: float64 products of some hundred terms."""
+
 NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
@@ -198,16 +204,16 @@ def _shift_change(q: Map, k: Map, left: Floats, right: Floats) -> tuple[float, t
     places = [p for p in q.places if p in k.places]
     half = len(places) // 2
     shift = places[half] - places[0] if half else 0
-    near = [p for p in places if p + shift in places][:8]
-    worst, where, scale = 0.0, (0, 0, 0, 0), 1e-30
-    for m, n in ((m, n) for m in near for n in near if (m, n) == (near[0], near[0]) or m != n):
-        here = left[q.places.index(m)].T @ right[k.places.index(n)]
-        there = left[q.places.index(m + shift)].T @ right[k.places.index(n + shift)]
-        scale = max(scale, _largest(here[None]), _largest(there[None]))
-        change = _largest((here - there)[None])
-        if change > worst * 1.01:
-            worst, where = change, (m, n, m + shift, n + shift)
-    return worst / scale, where
+    near = [p for p in places if p + shift in places]
+    pairs = [(m, n) for m, n in PAIRS if m in near and n in near] or [(near[0], near[0])]
+    here = np.stack([left[q.places.index(m)].T @ right[k.places.index(n)] for m, n in pairs])
+    moved = [(m + shift, n + shift) for m, n in pairs]
+    there = np.stack([left[q.places.index(m)].T @ right[k.places.index(n)] for m, n in moved])
+    scale = max(_largest(here), 1e-30)
+    change = _largest(here - there) / scale
+    sizes = np.abs(here - there).max((1, 2))
+    worst = int(sizes.argmax())
+    return change, (*pairs[worst], *moved[worst])
 
 
 def disagreement(q: Map, k: Map) -> float:
@@ -224,12 +230,12 @@ def opposite(q: Map, k: Map) -> bool:
     common = _filled(q) @ _filled(k)
     a, b = relative_steps(q), relative_steps(k)
     gaps = [(a[i] - b[i].T) @ common for i in range(1, min(len(a), len(b)))]
-    return bool(gaps) and bool(_largest(np.stack(gaps)) <= LIMIT)
+    return bool(gaps) and _largest(np.stack(gaps)) <= LIMIT
 
 
 def comparable(q: Map, k: Map) -> bool:
     """Whether both maps lead to the same number of channels."""
-    return q.maps.shape[1] == k.maps.shape[1]
+    return bool(q.maps.shape[1] == k.maps.shape[1])
 
 
 def step_angles(read: Map) -> Floats:
@@ -245,12 +251,36 @@ def _filled(read: Map) -> Floats:
 
 
 def _largest(matrices: Floats) -> float:
-    """The largest singular value of any of the matrices (P, a, b)."""
-    if not np.isfinite(matrices).all() or not matrices.size:
+    """The largest singular value of any of the matrices (P, a, b), taken block by block where channels do not mix."""
+    if not matrices.size or not np.isfinite(matrices).all():
         return 0.0
-    if not np.abs(matrices).max():
+    filled = np.abs(matrices).max(0)
+    if not filled.max():
         return 0.0
-    return float(np.linalg.norm(matrices, ord=2, axis=(1, 2)).max())
+    rows, columns = _blocks(filled > NOISE * filled.max())
+    found = 0.0
+    for count in np.unique(np.bincount(rows[rows >= 0])):
+        labels = [label for label in np.flatnonzero(np.bincount(rows[rows >= 0]) == count) if count]
+        widths = {label: np.flatnonzero(columns == label) for label in labels}
+        for width in {item.size for item in widths.values()}:
+            chosen = [label for label in labels if widths[label].size == width]
+            at = np.stack([np.flatnonzero(rows == label) for label in chosen])
+            across = np.stack([widths[label] for label in chosen])
+            parts = matrices[:, at[:, :, None], across[:, None, :]]
+            found = max(found, float(np.linalg.norm(parts, ord=2, axis=(-2, -1)).max()))
+    return found
+
+
+def _blocks(filled: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The block of each row and column of a matrix, -1 where it is empty: rows that share a column are in one block."""
+    none = filled.shape[0]
+    rows = np.where(filled.any(1), np.arange(none), none)
+    while True:
+        columns = np.where(filled, rows[:, None], none).min(0)
+        again = np.where(filled, columns[None], none).min(1)
+        if (again == rows).all():
+            return np.where(rows < none, rows, -1), np.where(columns < none, columns, -1)
+        rows = again
 
 
 # -- verdicts that several rules need -----------------------------------------------------------------------

@@ -22,9 +22,9 @@ with another score at every place, and what was learned at one place is not ther
 With R(m), shape (d_out, d_in), up to one factor per place (an attention factor, a temperature):
 
 - length: the largest singular value of R(m)'R(m) - R(0)'R(0), as a share, is at most 0.05;
-- distance: the largest singular value of R_q(m)'R_k(n) - R_q(m + s)'R_k(n + s), over places 0 to 7 and s = 100 (less
-  in models that take fewer tokens), is at most 0.05 of a score. It is the most by which the score of two unit vectors
-  changes when both move from (m, n) to (m + s, n + s);
+- distance: the largest singular value of R_q(m)'R_k(n) - R_q(m + s)'R_k(n + s), over eight pairs of places from (0, 0)
+  to (7, 0) and s = 100 (less in models that take fewer tokens), is at most 0.05 of a score. It is the most by which the
+  score of two unit vectors changes when both move from (m, n) to (m + s, n + s);
 - or turns to any two places commute and are the same for queries and keys.
 
 ## Known limits
