@@ -2,8 +2,8 @@
 
 The recorded operations between "q before" and "q at the attention" are replayed in float64 on every unit vector, the
 same at all places, and on random ones that show whether the result is linear. That gives R(m), shape (d_out, d_in),
-whether or not it is a rotation. Other content that is joined in between is zero, norms are left out up to their
-centring, and weights are one: what they do is asked for separately.
+whether or not it is a rotation. Other content that is joined in between is zero, norms are left out, and
+weights are one: what they do is asked for separately.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class _Replay:
         self.reduced, self.whole, self.weights = reduced, whole, weights
         lengths = probe.trace.lengths
         self.sequence, self.batch = lengths.sequence, lengths.batch
-        self.evaluator = Evaluator(Linear(moved, lengths.sequence, reduced))
+        self.evaluator = Evaluator(Linear(moved, lengths.sequence, reduced, bool(weights)))
         self.axis = self._batch_axis(source.shape)
         if self.axis is None:
             raise Unavailable("tokens of several texts lie along one axis")

@@ -21,13 +21,15 @@ class Linear(Float64):
     """Float64, sizes fitted to the operands at hand, and what a token is divided by left out.
 
     An RMSNorm, LayerNorm or L2 norm scales each token by one number that depends on its content; without that number
-    the map on channels is linear, and equal to the true one up to a positive factor per token.
+    the map on channels is linear, and equal to the true one up to a positive factor per token. A fused norm takes
+    the mean off and multiplies with its weights only when ``centred``.
     """
 
     name = "linear"
 
-    def __init__(self, moved: set[Node], sequence: set[int], reduced: bool) -> None:
-        self.moved, self.sequence, self.reduced = moved, sequence, reduced
+    def __init__(self, moved: set[Node], sequence: set[int], reduced: bool, centred: bool) -> None:
+        self.moved, self.sequence = moved, sequence
+        self.reduced, self.centred = reduced, centred
 
     def call(
         self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -36,7 +38,7 @@ class Linear(Float64):
         name = node.op_name
         if node in self.moved:
             if name in _NORMS:
-                return _without_norm(name, args)
+                return _without_norm(args, name, self.centred)
             kept = self._without_factor(node, args) if name in ("mul", "div") else None
             if kept is not None:
                 return kept
@@ -81,10 +83,12 @@ def _is_factor(node: Node) -> bool:
     return not node.shape or node.shape[-1] == 1
 
 
-def _without_norm(name: str, args: tuple[Any, ...]) -> Any:
-    """The result of a fused norm, centred where it centres, not scaled; several where the operation has several."""
+def _without_norm(args: tuple[Any, ...], name: str, centred: bool) -> Any:
+    """What a fused norm leaves when it does not divide; several results where the operation has several."""
     x, axes = args[0], tuple(range(-len(args[1]), 0))
-    y = x - x.mean(axes, keepdim=True) if name in _CENTRING else x
+    y = x - x.mean(axes, keepdim=True) if centred and name in _CENTRING else x
+    if centred and len(args) > 2 and args[2] is not None:
+        y = y * args[2]
     return (y, y[..., :1], y[..., :1]) if name in ("native_layer_norm", "_fused_rms_norm") else y
 
 

@@ -210,10 +210,9 @@ def _shift_change(q: Map, k: Map, left: Floats, right: Floats) -> tuple[float, t
     moved = [(m + shift, n + shift) for m, n in pairs]
     there = np.stack([left[q.places.index(m)].T @ right[k.places.index(n)] for m, n in moved])
     scale = max(_largest(here), 1e-30)
-    change = _largest(here - there) / scale
-    sizes = np.abs(here - there).max((1, 2))
-    worst = int(sizes.argmax())
-    return change, (*pairs[worst], *moved[worst])
+    changes = [_largest(gap[None]) for gap in here - there]
+    worst = int(np.argmax(changes))
+    return changes[worst] / scale, (*pairs[worst], *moved[worst])
 
 
 def disagreement(q: Map, k: Map) -> float:

@@ -124,11 +124,12 @@ def _how(q: Side, k: Side) -> str:
     assert k.map is not None
     if opposite(q.map, k.map):
         return "turn in opposite senses"
+    widths = [side.turn.width if side.turn is not None else 0 for side in (q, k)]
+    if all(widths) and widths[0] != widths[1]:
+        return f"turn {widths[0]} and {widths[1]} channels"
     first, second = step_angles(q.map), step_angles(k.map)
-    turning = [angles[angles > 1e-4] for angles in (first, second)]
-    if turning[0].size != turning[1].size:
-        return f"turn {turning[0].size} and {turning[1].size} channels"
-    apart = float(np.abs(turning[0] - turning[1]).max(initial=0.0))
+    common = min(first.size, second.size)
+    apart = float(np.abs(first[:common] - second[:common]).max(initial=0.0))
     if apart > 1e-4:
         return f"turn by different frequencies (up to {apart:.3g} rad per token apart)"
     names = [side.turn.pairing if side.turn is not None else "" for side in (q, k)]
