@@ -1,15 +1,21 @@
-"""Other ways to run the same position program: in float64, cast to half precision, with TF32 products."""
+"""Other ways to run the same position program: in float64, cast, under autocast, with TF32 products, on devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from pediag.trace.autocast import LOWERED, Autocast, Line
+from pediag.trace.devices import OnDevice, accelerators
 from pediag.trace.evaluate import Lane
 from pediag.trace.graph import Node
 from pediag.trace.operators import describe
+
+__all__ = ["TF32", "Autocast", "Cast", "DefaultDtype", "Float64", "OnDevice", "available", "to_tf32"]
+
+HALF = (torch.bfloat16, torch.float16)
 
 _MATRIX_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "addmv", "addbmm", "matmul", "mv", "dot"))
 # The first operand of these is added to the product, in full precision.
@@ -87,6 +93,28 @@ class Cast(Lane):
         return tensor
 
 
+class DefaultDtype(Lane):
+    """The program with ``torch.set_default_dtype(dtype)``: what is made without a dtype takes it, casts stay.
+
+    A literal list was turned into a tensor before it was recorded, so it keeps the dtype that it had.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.name = f"default {str(dtype).removeprefix('torch.')}"
+        self._dtype = dtype
+
+    def call(
+        self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operation with the default changed."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(before)
+
+
 class TF32(Lane):
     """Matrix products with inputs rounded to 10 mantissa bits, nearest, ties to even, as tensor cores read them."""
 
@@ -111,3 +139,34 @@ def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     bits = tensor.contiguous().view(torch.int32)
     rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
     return torch.where(tensor.isfinite(), rounded.view(torch.float32), tensor)
+
+
+def available(
+    nodes: Iterable[Node], *, off: frozenset[Line] = frozenset(), dtypes: Iterable[torch.dtype] = HALF
+) -> list[Lane]:
+    """The lanes that may give other numbers for a program than it gives as written, which comes first.
+
+    ``nodes`` are a program, as ``ancestors(node)`` or ``trace.graph.nodes`` give it; a lane that could change nothing
+    in it is left out. ``off`` are lines that stay out of autocast, see :func:`pediag.trace.autocast.stays_out`. Lanes of
+    the accelerators that are present come last. The reference, :class:`Float64`, is not among them.
+    """
+    program = {part for node in nodes for part in (node, *node.inputs())}
+    names = {node.op_name for node in program}
+    lanes: list[Lane] = [Lane()]
+    for dtype in dtypes:
+        if any(node.stored and node.dtype.is_floating_point for node in program):
+            lanes.append(Cast(dtype))
+        if names & LOWERED:
+            lanes.append(Autocast(dtype, off))
+        if any(_by_default(node) for node in program):
+            lanes.append(DefaultDtype(dtype))
+    if names & _MATRIX_PRODUCTS:
+        lanes.append(TF32())
+    return [*lanes, *accelerators()]
+
+
+def _by_default(node: Node) -> bool:
+    """Whether a float value was made of none, so that the default dtype decided what it is."""
+    if isinstance(node.op, str) or not node.dtype.is_floating_point or "dtype" in node.kwargs:
+        return False
+    return all(not operand.dtype.is_floating_point for operand in node.inputs())
