@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pediag.encodings.columns import HEAD, TURNED, Columns, refined, waves_of
 from pediag.rules.numerics._replay import positions
 from pediag.theory.rounding import precision_of, table_tolerance
 
@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from pediag.rules.rule import Facets
 
     Floats = NDArray[np.float64]
-
-HEAD = 128
-"""Rows from which the columns are told apart; bfloat16 holds positions exactly up to 256."""
-
-MATCH = 0.03
-"""A column is a cosine or sine of a pair when no row of the head is further off than this."""
-
-TURNED = 1.0
-"""Radians that a pair must turn over the head for its column to be told from others; slower ones drift
-least.
-"""
-
-LEAVES = 0.1
-"""The fit ends where the next rows leave it by this much: they are what is looked for."""
-
-STEPS = 2
-"""Steps of least squares each time the rows are doubled; the error is far within a turn by then."""
 
 FITTED = 1 << 14
 """Rows that the frequencies are fitted to; more of them say nothing new."""
@@ -67,7 +50,7 @@ def table_error(facets: Facets, encoding: Rotary | Sinusoidal) -> Apart | None:
     rows = numbers[table.first :]
     start = _start(encoding)
     head = np.arange(min(HEAD, len(rows)))
-    amplitude, waves = _columns(rows[head], np.asarray(head + start, dtype=np.float64), w)
+    amplitude, waves = waves_of(rows[head], np.asarray(head + start, dtype=np.float64), w)
     known = [
         (column, *wave) for column, wave in enumerate(waves) if wave and w[wave[0]] * head.size >= TURNED
     ]
@@ -75,16 +58,8 @@ def table_error(facets: Facets, encoding: Rotary | Sinusoidal) -> Apart | None:
         return None
     rows = rows[: facets.seq_len, [column for column, _, _ in known]] / amplitude
     held = precision_of(numbers[table.first + head])
-    columns = _Columns(np.array([pair for _, pair, _ in known]), np.array([shift for _, _, shift in known]))
+    columns = Columns(np.array([pair for _, pair, _ in known]), np.array([shift for _, _, shift in known]))
     return _measure(rows, start, columns, w, _stored_as(table.leaf, held), _base(encoding))
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Which pair each column belongs to, and the radians that make it a cosine (0) or a sine (-pi/2)."""
-
-    pair: NDArray[np.int64]
-    shift: Floats
 
 
 def _base(encoding: Rotary | Sinusoidal) -> float:
@@ -119,54 +94,13 @@ def _numbers(facets: Facets, leaf: Any, rows: int) -> Floats | None:
     return np.asarray(flat.double().numpy()) if flat.shape[1] > 1 else None
 
 
-def _columns(head: Floats, where: Floats, w: Floats) -> tuple[float, list[tuple[int, float] | None]]:
-    """The amplitude of (M, C), and per column the (pair, shift in radians) whose cosine it is, if it is
-    one.
-    """
-    angle = np.multiply.outer(where, w)
-    kinds = [(shift, np.cos(angle + shift)) for shift in (0.0, -np.pi / 2, np.pi / 2)]
-    amplitude = float(np.abs(head).max()) or 1.0
-    found: list[tuple[int, float] | None] = []
-    for column in head.T / amplitude:
-        offs = [(float(off.min()), int(off.argmin()), shift) for shift, off in _offs(kinds, column)]
-        least, pair, shift = min(offs, key=lambda item: item[0])
-        found.append((pair, shift) if least <= MATCH else None)
-    return amplitude, found
-
-
-def _offs(kinds: list[tuple[float, Floats]], column: Floats) -> Iterator[tuple[float, Floats]]:
-    """Largest distance of a column (M,) from each wave (M, r/2) of each kind."""
-    for shift, waves in kinds:
-        yield shift, np.abs(waves - column[:, None]).max(axis=0)
-
-
-def _refined(rows: Floats, start: float, columns: _Columns, w: Floats) -> Floats:
-    """Frequencies (r/2,) that fit the table best: steps of least squares on ever more rows."""
-    refined = w.copy()
-    size = min(HEAD, len(rows))
-    while True:
-        m = (np.arange(size) + start)[:, None]
-        for _ in range(STEPS):
-            angle = m * refined[columns.pair] + columns.shift
-            slope = -m * np.sin(angle)
-            along = ((rows[:size] - np.cos(angle)) * slope).sum(axis=0)
-            up = np.bincount(columns.pair, along, w.size)
-            down = np.bincount(columns.pair, (slope * slope).sum(axis=0), w.size)
-            refined += np.where(down > 0, up / np.maximum(down, 1e-300), 0.0)
-        ahead = np.arange(size, min(2 * size, len(rows)))
-        angle = np.multiply.outer(ahead + start, refined[columns.pair]) + columns.shift
-        if not ahead.size or bool((np.abs(rows[ahead] - np.cos(angle)) > LEAVES).any()):
-            return np.asarray(refined, dtype=np.float64)
-        size += ahead.size
-
-
 def _measure(
-    rows: Floats, start: float, columns: _Columns, w: Floats, named: tuple[str, str], base: float
+    rows: Floats, start: float, columns: Columns, w: Floats, named: tuple[str, str], base: float
 ) -> Apart:
     """The largest error of columns (N, C) of unit amplitude against cosines that turn evenly."""
     name, dtype = named
     where = positions(len(rows))
-    fitted = _refined(rows[:FITTED], start, columns, w)
+    fitted = refined(rows[:FITTED], start, columns, w)
     angle = np.multiply.outer(where + start, fitted[columns.pair])
     error = np.abs(rows[where] - np.cos(angle + columns.shift))
     limit = table_tolerance(dtype, base, 1.0, angle)
