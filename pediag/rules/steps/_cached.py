@@ -213,15 +213,17 @@ def by_length(found: Judged) -> dict[object, Fault]:
 
 
 def _is_part(site: Site, part: str) -> bool:
+    """Whether a site is of a part; those that only hide keys are of none."""
+    if all(str(node.dtype) == "torch.bool" for node in site.position):
+        return False
     return (site.kind == "bias") == (part == "bias")
 
 
 def _part(reading: Reading, part: str) -> Floats:
-    return (
-        reading.bias
-        if part == "bias"
-        else np.where(reading.bias > -np.inf, reading.scores - reading.bias, 0.0)
-    )
+    if part == "bias":
+        return reading.bias
+    shown = np.isfinite(reading.bias)
+    return np.asarray(np.where(shown, reading.scores, 0.0) - np.where(shown, reading.bias, 0.0))
 
 
 def _apart(full: Reading, here: Reading, one: Floats, other: Floats) -> tuple[float, float, float]:
@@ -259,14 +261,13 @@ def _positions(full: Reading, here: Reading) -> tuple[int | None, ...]:
 
 
 def _moved(full: Reading, here: Reading) -> int | None:
-    """By how many positions the cached keys stand elsewhere than in the full pass; None where they moved apart."""
+    """By how many positions the first cached key stands elsewhere than in the full pass; None where that is unknown."""
     keys = full.keys.transpose(1, 0, 2)
     within = SAME * float(np.abs(keys).max())
     old = [c for c, token in enumerate(here.columns) if 0 <= token < int(here.rows.min())]
     if full.keys.shape[0] != here.keys.shape[0]:
         return None
-    shifts = {_shift(here, keys, column, within) for column in old[:1] + old[-1:]}
-    return shifts.pop() if len(shifts) == 1 else None
+    return _shift(here, keys, old[0], within) if old else None
 
 
 def _shift(here: Reading, keys: Floats, column: int, within: float) -> int | None:
@@ -287,13 +288,11 @@ def _bias_row(full: Reading, here: Reading, row: int) -> int | None:
     for place in range(full.bias.shape[1]):
         keys = here.columns[columns]
         both = full.visible[place, keys]
-        if both.sum() < 2:
+        if not both.all():
             continue
-        off = here.bias[:, row][:, columns[both]] - full.bias[:, place][:, keys[both]]
-        span = float(np.ptp(full.bias[:, place][:, keys[both]], axis=-1).max())
-        if float(np.ptp(off, axis=-1).max()) <= SAME * max(span, CONSTANT) and both.sum() >= min(
-            columns.size, 3
-        ):
+        off = here.bias[:, row][:, columns] - full.bias[:, place][:, keys]
+        span = float(np.ptp(full.bias[:, place][:, keys], axis=-1).max())
+        if float(np.ptp(off, axis=-1).max()) <= SAME * max(span, CONSTANT):
             found.append(place)
     return found[0] if len(found) == 1 else None
 
@@ -381,5 +380,5 @@ def words(places: tuple[int | None, ...]) -> str:
     if not known:
         return "none"
     if len(known) <= 2 or len(set(known)) == 1:
-        return " and ".join(str(place) for place in known)
+        return " and ".join(dict.fromkeys(str(place) for place in known))
     return f"{known[0]} to {known[-1]}"

@@ -112,24 +112,32 @@ def _finding(facets: Facets, found: Judged, faults: list[Fault]) -> Finding:
 
 
 def _message(facets: Facets, first: Fault, tokens: tuple[int, ...], used: tuple[int | None, ...]) -> str:
-    what = {
-        "added": "adds to its content what belongs to position",
-        "turned": "meets the cached keys as position",
-        "bias": "has the biases of position",
-    }[first.part]
+    known = [(token, place) for token, place in zip(tokens, used, strict=True) if place is not None]
     own = encoding_of(facets, first)
     named = f" ({own})" if own else ""
     at = f" in {layers_of(first)}" if layers_of(first) else ""
-    several = "s" if len(set(tokens)) > 1 else ""
-    if all(place is None for place in used):
+    if not known:
         return (
-            f"The cached step of token{several} {words(tokens)} gives positions{named}{at} that are none of the full "
+            f"{_steps(tokens)} {'give' if len(tokens) > 1 else 'gives'} positions{named}{at} that are none of the full "
             f"pass: rows differ by {100 * first.largest / max(first.spread, 1e-30):.3g} % of their largest number."
         )
+    several = len(known) > 1
+    what = {
+        "added": f"add{'' if several else 's'} to the content what belongs to",
+        "turned": f"{'meet' if several else 'meets'} the cached keys as",
+        "bias": f"{'have' if several else 'has'} the biases of",
+    }[first.part]
+    steps, places = tuple(token for token, _ in known), tuple(place for _, place in known)
+    plural = "s" if len(set(places)) > 1 else ""
     return (
-        f"The cached step of token{several} {words(tokens)} {what} {words(used)}{named}{at}; "
-        f"the full pass has {words(tokens)} there."
+        f"{_steps(steps)} {what} position{plural} {words(places)}{named}{at}; "
+        f"the full pass has {words(steps)} there."
     )
+
+
+def _steps(tokens: tuple[int, ...]) -> str:
+    plural = "s" if len(tokens) > 1 else ""
+    return f"The cached step{plural} of token{plural} {words(tokens)}"
 
 
 def _effect(facets: Facets, tokens: tuple[int, ...], used: tuple[int | None, ...]) -> str:

@@ -85,17 +85,19 @@ def _finding(facets: Facets, found: Judged, fault: Fault) -> Finding:
     named = f" ({own})" if own else ""
     at = f" in {layers_of(fault)}" if layers_of(fault) else ""
     line = line_of(spot)
+    known = scheme_of(facets, fault) == "alibi"
+    full = f"its biases span {fault.wide:.3g}" if known else "they differ from key to key"
     return Finding(
         message=(
             f"The cached step of token {fault.tokens[0]} adds the same to the score of every key{named}{at}; "
-            f"in the full pass its biases span {fault.wide:.3g}."
+            f"in the full pass {full}."
         ),
         effect=(
             f"Softmax does not see a constant: each generated token, up to {facets.seq_len:,}, attends as if the "
             "model had no bias, while prompt and training had it."
         ),
         where=spot,
-        evidence=Evidence(0.0, fault.wide, 1e-6 * fault.wide, "logits", facets.seq_len),
+        evidence=Evidence(0.0, fault.wide if known else None, None, "logits", facets.seq_len),
         fix=Fix(
             f"Build the bias{f' at {line}' if line else ''} over all keys that the cache holds, for the row of the new "
             "token, and add it to the scores of cached steps too."

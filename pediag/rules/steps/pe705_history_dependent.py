@@ -49,6 +49,7 @@ from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
+    from pediag.encodings import Encoding
     from pediag.trace import Node, Site
     from pediag.trace.steps import History
 
@@ -83,13 +84,23 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise CouldNotCheck(
             "the model goes on from call to call with a cache of its own: check it with that switched off"
         )
-    told: set[object] = set()
+    found: dict[object, tuple[Site, float]] = {}
     for before, after in _pairs(history):
         changed = _changed(history, before, after)
-        spot = (after.frame.file, after.frame.line) if after.frame is not None else after.module
-        if changed > 0 and spot not in told:
-            told.add(spot)
-            yield _finding(facets, history, after, changed)
+        owner = _owner(facets, after)
+        cause = owner.id if owner is not None else (after.module, after.frame)
+        first, largest = found.get(cause, (after, 0.0))
+        found[cause] = (first if largest or not changed else after), max(largest, changed)
+    for site, changed in found.values():
+        if changed > 0:
+            yield _finding(facets, history, site, changed)
+
+
+def _owner(facets: Facets, site: Site) -> Encoding | None:
+    """The encoding that a join is of."""
+    kinds = {"rotary": ("rotary",), "additive": ("learned", "sinusoidal")}.get(site.kind, ())
+    near = [item for item in facets.encodings if site.module in item.modules and item.scheme != "mask"]
+    return next((item for item in near if item.scheme in kinds), next(iter(near), None))
 
 
 def _pairs(history: History) -> Iterator[tuple[Site, Site]]:
@@ -134,7 +145,7 @@ def _finding(facets: Facets, history: History, site: Site, changed: float) -> Fi
         (e for e in facets.encodings if site.module in e.modules and e.scheme not in ("mask",)), None
     )
     named = f" ({owner.id})" if owner is not None else ""
-    unit = {"rotary": "cos", "bias": "logits", "additive": "added"}.get(site.kind, "value")
+    unit = {"rotary": "cos or sin", "bias": "logits", "additive": "added"}.get(site.kind, "value")
     return Finding(
         message=(
             f"After an input of {longest:,} tokens, one of {history.before.tokens} tokens has other positions than "

@@ -1,0 +1,142 @@
+"""PE701: positions of cached steps in four conventions, against real passes of the fixtures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import pediag
+from pediag.errors import UsageError
+from pediag.rules.registry import find
+from tests.rules._fixtures import load
+from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
+from tests.rules.steps._real import decoded, whole
+
+FIXTURE = load("pe701_decode_offset")
+CODE = "PE701"
+# Position of the first and second single token after a prompt of 37, by the fixture's own arithmetic.
+USED = {
+    "faulty": (0, 37),
+    "faulty_one_ahead": (38, 37),
+    "faulty_memo": (37, 38),
+    "faulty_incremental": (0, 37),
+}
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty(factory):
+    assert_points_at_mark(FIXTURE, CODE, factory)
+    (finding,) = findings(factory(), CODE, FIXTURE.SEQ_LEN)
+    assert finding.severity == "error"
+    if factory.__name__ in USED:
+        assert (finding.evidence.measured, finding.evidence.expected) == USED[factory.__name__]
+        assert finding.evidence.unit == "position"
+
+
+def test_a_position_beyond_the_full_pass_is_told_as_none_of_it():
+    (finding,) = findings(FIXTURE.faulty_by_slots(), CODE, FIXTURE.SEQ_LEN)
+    assert finding.evidence.unit == "of the largest"
+    assert "none of the full pass" in finding.message
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "HEALTHY"))
+def test_healthy_and_equal_in_real_numbers(factory):
+    """The decode identity: with real weights in float64 the prompt and the steps give the rows of one pass."""
+    found = outcome(factory(), CODE, FIXTURE.SEQ_LEN)
+    assert (found.status, found.findings) == ("pass", [])
+    assert torch.allclose(whole(factory), decoded(factory), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty_in_real_numbers(factory):
+    assert (whole(factory) - decoded(factory)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("code", ["PE702", "PE706"])
+def test_a_restart_is_told_once(code):
+    assert findings(FIXTURE.faulty(), code, FIXTURE.SEQ_LEN) == []
+
+
+def test_a_model_without_a_cache():
+    found = outcome(load("nanogpt_style", "healthy").model(), CODE, 64)
+    assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
+
+
+class Named(nn.Module):
+    """A cache that no signature tells: ``memory`` is returned as the second of three, ``shift`` counts tokens."""
+
+    def __init__(self, forgets: bool) -> None:
+        super().__init__()
+        self.forgets = forgets
+        self.tokens, self.rows, self.qkv = nn.Embedding(99, 32), nn.Embedding(512, 32), nn.Linear(32, 96)
+
+    def forward(self, ids, memory=None, shift=0):
+        place = torch.arange(ids.shape[1]) + (0 if self.forgets else shift)
+        x = self.tokens(ids) + self.rows(place)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        if memory is not None:
+            k, v = torch.cat((memory[0], k), -2), torch.cat((memory[1], v), -2)
+        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1 + k.shape[-2] - q.shape[-2])
+        scores = (q @ k.mT).masked_fill(hidden, float("-inf"))
+        return x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2), (k, v), None
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_cache_that_the_user_names(forgets):
+    named = {"cache": ["memory=out[1]", "shift=seen"]}
+    found = outcome(Named(forgets).eval(), CODE, 64, **named)
+    assert found.status == ("fail" if forgets else "pass")
+    if forgets:
+        assert found.findings[0].evidence.measured == 0
+
+
+def test_what_is_named_wrongly_is_told():
+    with pytest.raises(UsageError, match="forward\\(\\) takes no such argument"):
+        pediag.check(Named(False).eval(), seq_len=64, cache="past=out[1]")
+    found = outcome(Named(False).eval(), CODE, 64, cache="memory=out[5]")
+    assert found.status == "could-not-check"
+    assert "--cache" in found.reason
+
+
+def test_a_cache_that_does_nothing_is_not_judged():
+    class Ignores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.mix = nn.Embedding(99, 32), nn.MultiheadAttention(32, 2, batch_first=True)
+
+        def forward(self, ids, past=None):
+            x = self.tokens(ids) + torch.arange(ids.shape[1])[:, None]
+            return self.mix(x, x, x, need_weights=False)[0]
+
+    found = outcome(Ignores().eval(), CODE, 64)
+    assert found.status == "could-not-check"
+    assert "no attention of the cached step sees earlier tokens" in found.reason
+
+
+def test_positions_that_the_caller_has_to_give_are_a_warning():
+    class Told(Named):
+        def forward(self, ids, past=None, position_ids=None):
+            place = torch.arange(ids.shape[1]) if position_ids is None else position_ids
+            return super().forward(ids, past, place - torch.arange(ids.shape[1]))
+
+    (finding,) = findings(Told(False).eval(), CODE, 64)
+    assert finding.severity == "warning"
+    assert finding.evidence.measured == 0
+
+
+def test_the_model_comes_out_as_it_went_in():
+    model = FIXTURE.healthy_start_pos()
+    before = {name: tensor.clone() for name, tensor in model.state_dict(keep_vars=True).items()}
+    keys = model.keys
+    findings(model, CODE, 64)
+    assert model.keys is keys
+    assert not model.keys.any()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    memo = FIXTURE.faulty_memo()
+    findings(memo, CODE, 64)
+    assert memo.made == {}
+
+
+def test_the_page():
+    assert find(CODE).needs == ("trace", "steps")

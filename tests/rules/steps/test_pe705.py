@@ -1,0 +1,100 @@
+"""PE705: what is left behind, by the formulas of what is left; and dynamic scaling of the transformers library."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.rules._fixtures import load
+from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
+
+FIXTURE = load("pe705_history_dependent")
+CODE = "PE705"
+W = 1e4 ** (-torch.arange(0, 24, 2, dtype=torch.float64) / 24)
+
+
+def _rounded() -> float:
+    """Largest change of a cosine or sine below 58 tokens when positions and frequencies are bfloat16."""
+    places = torch.arange(58)
+    exact = torch.outer(places.float(), (1e4 ** (-torch.arange(0, 24, 2) / 24)).float())
+    coarse = torch.outer(places.bfloat16(), (1e4 ** (-torch.arange(0, 24, 2) / 24)).bfloat16()).float()
+    return float(torch.stack((exact.cos() - coarse.cos(), exact.sin() - coarse.sin())).abs().max())
+
+
+def _moved() -> float:
+    """The same for sinusoids 768 tokens later: 1,024 were read, 256 are the trained length."""
+    w = 1e4 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+    places = torch.arange(58, dtype=torch.float64)[:, None]
+    before, after = places * w, (places + 768) * w
+    return float(torch.stack((after.cos() - before.cos(), after.sin() - before.sin())).abs().max())
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty(factory):
+    assert_points_at_mark(FIXTURE, CODE, factory)
+    (finding,) = findings(factory(), CODE, FIXTURE.SEQ_LEN)
+    assert finding.severity == "error"
+    expected = {
+        "faulty": FIXTURE.EXPECTED["measured"],
+        "faulty_rebuilt": _rounded(),
+        "faulty_left": _moved(),
+    }[factory.__name__]
+    # A complex number is compared part by part, and so is a sinusoid.
+    assert finding.evidence.measured == pytest.approx(expected, rel=2e-3)
+    assert (finding.evidence.expected, finding.evidence.seq_len) == (0.0, 58)
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY") + cases(FIXTURE, "HEALTHY"))
+def test_in_real_numbers(factory):
+    """Short, long, short: the outputs of the short input are equal or not as the finding says."""
+    model = factory()
+    short = torch.randint(0, 99, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        before = model(short)
+        model(torch.randint(0, 99, (1, 600)))
+        after = model(short)
+    assert torch.equal(before, after) == factory.__name__.startswith("healthy")
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "HEALTHY"))
+def test_healthy(factory):
+    assert outcome(factory(), CODE, FIXTURE.SEQ_LEN).status == "pass"
+
+
+def test_below_the_switch_nothing_is_left():
+    """At 100 tokens asked about the longest input is one of 200, within the trained 256."""
+    assert outcome(FIXTURE.faulty(), CODE, 100).status == "pass"
+
+
+def test_the_model_comes_out_as_it_went_in():
+    model = FIXTURE.faulty()
+    before, names = model.w, sorted(vars(model))
+    assert findings(model, CODE, FIXTURE.SEQ_LEN)
+    assert model.w is before
+    assert (model.longest, sorted(vars(model))) == (FIXTURE.TRAINED, names)
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_scaling_of_the_library_falls_back(scaling):
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": scaling, "rope_theta": 1e4, "factor": 4.0}
+    if scaling == "longrope":
+        lists = {"short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)]}
+        rope |= {**lists, "original_max_position_embeddings": 128}
+    config = transformers.LlamaConfig(
+        vocab_size=99,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        rope_parameters=rope,
+    )
+    assert outcome(transformers.LlamaForCausalLM(config).eval(), CODE, 512).status == "pass"
+
+
+def test_growing_needs_no_history_when_it_is_pinned():
+    assert math.isclose(float(W[0]), 1.0)
+    assert findings(load("pe507_length_switch").healthy_pinned(), CODE, 512) == []

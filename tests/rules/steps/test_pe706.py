@@ -1,0 +1,82 @@
+"""PE706: chunks that start again and tables that change, by the formulas of the fixture and in real numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rules._fixtures import load
+from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
+from tests.rules.steps._real import decoded, whole
+
+FIXTURE = load("pe706_chunk_positions")
+CODE = "PE706"
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty(factory):
+    assert_points_at_mark(FIXTURE, CODE, factory)
+    (finding,) = findings(factory(), CODE, FIXTURE.SEQ_LEN)
+    assert finding.severity == "error"
+
+
+@pytest.mark.parametrize("name", ["faulty", "faulty_turned"])
+def test_positions_of_the_chunk(name):
+    (finding,) = findings(getattr(FIXTURE, name)(), CODE, FIXTURE.SEQ_LEN)
+    assert (finding.evidence.measured, finding.evidence.expected, finding.evidence.unit) == (
+        0,
+        39,
+        "position",
+    )
+    assert "positions 0 to 18" in finding.message
+    assert findings(getattr(FIXTURE, name)(), "PE701", FIXTURE.SEQ_LEN) == []
+
+
+def test_mixed_tables_are_as_far_apart_as_their_frequencies():
+    """Key 36 was turned by the base of 37 tokens; the pass over 58 turns it by another one."""
+
+    def frequencies(n: int) -> np.ndarray:
+        return (1e4 * (2 * n / 16 - 1) ** (24 / 22)) ** (-np.arange(0, 24, 2) / 24)
+
+    most = np.abs(36 * (frequencies(37) - frequencies(58))).max()
+    (finding,) = findings(FIXTURE.faulty_mixed(), CODE, FIXTURE.SEQ_LEN)
+    assert finding.evidence.unit == "rad"
+    # Of a key whose pairs turn by different angles, the whole turns by less than its fastest changing pair.
+    assert 0.1 * most < finding.evidence.measured < most
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "HEALTHY"))
+def test_healthy_and_equal_in_real_numbers(factory):
+    found = outcome(factory(), CODE, FIXTURE.SEQ_LEN)
+    assert (found.status, found.findings) == ("pass", [])
+    assert torch.allclose(whole(factory), decoded(factory), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty_in_real_numbers(factory):
+    parts = (25, 1, 1, 5) if factory.__name__ == "faulty_mixed" else (9, 1, 1, 5)
+    assert sum(parts) >= 16
+    if factory.__name__ == "faulty_mixed":
+        model = factory()
+        model.trained = 8
+        assert (whole(lambda: model) - decoded(lambda: model)).abs().max() > 1e-3
+    else:
+        assert (whole(factory) - decoded(factory)).abs().max() > 1e-3
+
+
+def test_declared_dynamic_scaling_is_a_note():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=99,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    )
+    (finding,) = findings(transformers.LlamaForCausalLM(config).eval(), CODE, 64)
+    assert finding.severity == "note"
+    assert "declares dynamic scaling" in finding.message
+    assert findings(transformers.LlamaForCausalLM(config).eval(), "PE701", 64) == []
