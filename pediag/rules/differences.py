@@ -37,6 +37,7 @@ RULES = {
     "form": "PE404",
     "map": "PE406",
     "rotary width": "PE407",
+    "head width": "PE407",
     "first row": "PE208",
     "values": "PE211",
     "rows": "PE502",
