@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pediag.check import Known, Progress, alone, look
 from pediag.encodings import encodes_position
 from pediag.encodings.comparing import Side, compare
+from pediag.errors import UsageError
 from pediag.report.diff import Diff
 from pediag.rules.rule import Facets
 
@@ -41,20 +43,46 @@ def diff(
     must hold equal values, not only the same rows. ``config_*`` and ``inputs_*`` are as in :func:`pediag.check`.
     Raises what :func:`pediag.inspect` raises, of whichever side.
     """
-    options: list[dict[str, Any]] = [
-        {"config": config_a, "inputs": inputs_a, "trust": trust, "progress": progress},
-        {"config": config_b, "inputs": inputs_b, "trust": trust, "progress": progress},
-    ]
-    known = [look(one, seq_len=seq_len, **given) for one, given in zip((a, b), options, strict=True)]
+    sides = (
+        _Asked("a", a, config_a, inputs_a, trust, progress),
+        _Asked("b", b, config_b, inputs_b, trust, progress),
+    )
+    known = [one.at(seq_len) for one in sides]
     meant = [one.length for one in known] if seq_len is None else []
     length = min((one for one in meant if one is not None), default=known[0].facets.seq_len)
-    for place, target in enumerate((a, b)):
+    for place, asked in enumerate(sides):
         if known[place].facets.seq_len != length:
-            known[place] = look(target, seq_len=length, **options[place])
+            known[place] = asked.at(length)
     with alone(a, b):
         found = compare(*(side(one.facets) for one in known), equal_values=equal_values)
     notes = [*_lengths(meant, length), *_notes(known)]
     return Diff(known[0].info, known[1].info, length, found, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A side as the user named it."""
+
+    letter: str
+    target: Any
+    config: str | os.PathLike[str] | None
+    inputs: str | Iterable[str | InputSpec]
+    trust: Allowed
+    progress: Progress | None
+
+    def at(self, seq_len: int | None) -> Known:
+        """What is known of it at a length in tokens. A wrong option is named as the side's own."""
+        try:
+            return look(
+                self.target,
+                seq_len=seq_len,
+                config=self.config,
+                inputs=self.inputs,
+                trust=self.trust,
+                progress=self.progress,
+            )
+        except UsageError as error:
+            raise UsageError(str(error).replace("--input ", f"--input-{self.letter} ")) from error
 
 
 def side(facets: Facets) -> Side:

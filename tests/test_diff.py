@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import pediag
 from pediag.cli import main
-from pediag.errors import LoadError, TraceError, UsageError
+from pediag.errors import LoadError, UsageError
 from pediag.report import diff as drawing
 from tests.encodings.comparing._models import plain, rope, table
 
@@ -182,7 +182,7 @@ def test_dynamic_scaling_is_compared_at_the_length_asked_about(tmp_path, capsys)
 def test_inputs_and_configs_of_each_side(tmp_path, capsys):
     model = rope()
     assert pediag.diff(model, rope(), seq_len=64, inputs_a="ids=int64[B,N]").verdict == "same"
-    with pytest.raises(TraceError):
+    with pytest.raises(UsageError, match="--input-b other: forward"):
         pediag.diff(model, rope(), seq_len=64, inputs_b="other=int64[B,N]")
     with pytest.raises(UsageError, match="given twice"):
         pediag.diff(model, model, inputs_b=["ids=int64[B,N]", "ids=int64[B,N]"])
