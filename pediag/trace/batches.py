@@ -109,6 +109,11 @@ class Batches:
     # -- what is asked ------------------------------------------------------------------------------------
 
     @property
+    def session(self) -> Session:
+        """The session itself, for passes of other kinds."""
+        return self._session
+
+    @property
     def plain(self) -> Pass:
         """The structural pass itself."""
         if self._plain is None:
