@@ -308,7 +308,7 @@ class Reader:
 
 def _ramp(shape: tuple[int, ...], axis: int) -> torch.Tensor:
     view = [-1 if k == axis else 1 for k in range(len(shape))]
-    return torch.arange(shape[axis], dtype=torch.float64).view(view).expand(shape)
+    return torch.arange(shape[axis], dtype=torch.float64).view(view).expand(shape).contiguous()
 
 
 def _side(places: Ints | None) -> tuple[str, Bools]:

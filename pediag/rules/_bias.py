@@ -188,6 +188,11 @@ def declared_exponent(facets: Facets) -> float | None:
     )
 
 
+def one_each(items: list[Biased]) -> list[Biased]:
+    """The first entry of every attention: what reaches its softmax is one bias, in however many parts it is added."""
+    return list({id(item.scores): item for item in reversed(items)}.values())[::-1]
+
+
 def causes(items: list[tuple[Biased, Any]]) -> list[tuple[list[Biased], Any]]:
     """Pairs of an attention and what is said of it, joined where the same is said of one line."""
     groups: dict[Any, tuple[list[Biased], Any]] = {}

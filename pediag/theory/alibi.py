@@ -145,7 +145,8 @@ def _formulas(given: FloatArray) -> Iterator[tuple[SlopeMatch, FloatArray]]:
             SlopeMatch(f"the first {local} of {heads} heads, {parts} times"),
             np.tile(expected[:local], parts),
         )
-    if np.allclose(np.sort(given), np.sort(expected), rtol=ROUNDED_RTOL, atol=0.0):
+    reordered = np.allclose(np.sort(given), np.sort(expected), rtol=ROUNDED_RTOL, atol=0.0)
+    if reordered and not np.allclose(given, expected, rtol=ROUNDED_RTOL, atol=0.0):
         yield SlopeMatch("the published ones in another order"), given
     yield SlopeMatch(PUBLISHED, float(given[0] / expected[0])), expected
     yield SlopeMatch("one geometric series, 2^(-8k/n)", float(given[0] / series[0])), series

@@ -54,6 +54,7 @@ from pediag.rules._bias import (
     causes,
     declares,
     layers_of,
+    one_each,
     slopes_at_softmax,
     wrong_factor,
 )
@@ -87,7 +88,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     known = [encoding.scheme for encoding in facets.encodings]
     if "alibi" not in known and not (declares(facets, T5_TYPES) and "t5-buckets" in known):
         raise NotApplicable("no linear bias, and no buckets of a declared T5")
-    linear = biased(facets, "alibi") if "alibi" in known else []
+    linear = one_each(biased(facets, "alibi")) if "alibi" in known else []
     told = [(item, said) for item in linear if (said := _of_slopes(facets, item)) is not None]
     for items, said in causes(told):
         yield _finding(facets, items, said)

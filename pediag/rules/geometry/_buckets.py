@@ -22,10 +22,13 @@ SLIP = 0.9
 """A map that agrees with a published one at this share of the offsets is meant to be it, and has a slip."""
 
 ALIKE = 0.75
-"""From here on a map is taken to be modelled on the published one; the known slips agree at 60 % to 99 %."""
+"""From here on a map is taken to be modelled on the published one. Offsets that both have in a last row do not count."""
 
 DISTANCES = (16, 32, 64, 128, 256, 512, 800, 1024, 2048)
 """Largest distances that maps in use are built with: T5 128, WavLM 800, others powers of two."""
+
+STEEP = 2
+"""A map is logarithmic when it reaches this many times its rows; with fewer it is close to a row for each distance."""
 
 LEAST = 8
 """Offsets that a side must have before it counts as blind or as mixed."""
@@ -58,7 +61,7 @@ def faults(
     yield from _first(
         _shared(buckets, past, future),
         _blind(buckets, past, future),
-        _folded(past, future),
+        _folded(buckets, past, future),
         _unlike(facets, buckets, rows, past, future),
     )
 
@@ -111,10 +114,10 @@ def _blind(buckets: Mapping[int, int], past: list[int], future: list[int]) -> Fa
     return None
 
 
-def _folded(past: list[int], future: list[int]) -> Fault | None:
+def _folded(buckets: Mapping[int, int], past: list[int], future: list[int]) -> Fault | None:
     """A side on which a row comes back after others: near and far keys share it."""
     for side, sign in ((past, -1), (future, 1)):
-        last: dict[int, int] = {}
+        last: dict[int, int] = {buckets[0]: 0} if 0 in buckets else {}
         for at, row in enumerate(side, 1):
             if row in last and last[row] < at - 1:
                 return Fault(
@@ -173,14 +176,15 @@ def _nearest(
     sizes = [told] if told is not None else [(rows, distance) for distance in DISTANCES]
     for count, distance in sizes:
         one_way = count // 2 if both else count
-        if count < 4 or (both and count % 2) or distance <= one_way // 2:
+        if count < 4 or (both and count % 2) or distance < STEEP * one_way // (2 if told else 1):
             continue
         expected = t5_bucket(offsets, count, distance, both)
         for candidate, order in (
             (expected, ""),
             (t5_bucket(-offsets, count, distance, both), ", turned round"),
         ):
-            share = float(np.mean(candidate == given))
+            told_apart = (candidate % one_way < one_way - 1) | (given % one_way < one_way - 1)
+            share = float(np.mean((candidate == given)[told_apart])) if told_apart.any() else 0.0
             if share > most and (told is None or not order):
                 ways = "bidirectional" if both else "unidirectional"
                 best, most = candidate, share

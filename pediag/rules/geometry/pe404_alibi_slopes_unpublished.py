@@ -62,6 +62,7 @@ from pediag.rules._bias import (
     declares,
     formula_of,
     layers_of,
+    one_each,
     same_for_all,
     wrong_factor,
 )
@@ -111,7 +112,7 @@ def check(facets: Facets) -> Iterator[Finding]:
             yield _finding(facets, Where(encoding=encoding.id), encoding.id, "", said)
     if stored:
         return
-    items = biased(facets, "alibi")
+    items = one_each(biased(facets, "alibi"))
     known = [(item, total) for item in items if (total := item.total()) is not None and not item.crosses()]
     if not known:
         raise CouldNotCheck("the numbers of the bias are not at hand: load the weights that it is made of")

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pediag.rules._bias import Biased, biased, causes, layers_of
+from pediag.rules._bias import Biased, biased, causes, layers_of, one_each
 from pediag.rules.finding import Evidence, Finding, Fix
 from pediag.rules.rule import CouldNotCheck, Facets, rule
 
@@ -83,7 +83,7 @@ class _Said:
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each line where a bias of one fault enters."""
-    items = [item for item in biased(facets, "alibi", "unrecognised") if item.site.kind == "bias"]
+    items = one_each([item for item in biased(facets, "alibi", "unrecognised") if item.site.kind == "bias"])
     known = [(item, total) for item in items if (total := item.total()) is not None]
     if items and not known:
         raise CouldNotCheck("the numbers of the bias are not at hand: load the weights that it is made of")

@@ -1,0 +1,178 @@
+"""PE406: maps from distance to row, compared with published first distances and with maps written out here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pediag.rules.geometry._buckets import faults
+from pediag.rules.rule import Facets
+from pediag.targets import Config
+from tests.rules._fixtures import load
+from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
+
+FIXTURE = load("pe406_bucket_map_wrong")
+CODE = "PE406"
+# Published first distances of the rows of one direction (Raffel et al. 2020; exact rational arithmetic).
+TWO_WAY = [*range(8), 8, 12, 16, 23, 32, 46, 64, 91]
+ONE_WAY = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def row(firsts: list[int], distance: int) -> int:
+    return max(i for i, first in enumerate(firsts) if first <= distance)
+
+
+def two_way(offset: int) -> int:
+    return row(TWO_WAY, abs(offset)) + (16 if offset > 0 else 0)
+
+
+def one_way(offset: int) -> int:
+    return row(ONE_WAY, max(-offset, 0))
+
+
+def kinds(make: Callable[[int], int], ahead: bool, rows: int = 32, **declared: Any) -> list[str]:
+    facets = Facets(512, config=Config(declared) if declared else None)
+    return [fault.kind for fault in faults(facets, {o: make(o) for o in range(-150, 151)}, rows, ahead, True)]
+
+
+class Biased(nn.Module):
+    """Attention of 4 heads with a bias from ``map(offset)``, offsets being key minus query, (N, N)."""
+
+    def __init__(self, mapped: Callable[[Tensor], Tensor], rows: int = 32, causal: bool = False) -> None:
+        super().__init__()
+        self.mapped, self.causal = mapped, causal
+        self.embed, self.qkv, self.table = nn.Embedding(97, 32), nn.Linear(32, 96), nn.Embedding(rows, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        m = torch.arange(ids.shape[1])
+        score = q @ k.mT + self.table(self.mapped(m - m[:, None])).permute(2, 0, 1)
+        if self.causal:
+            score = score.masked_fill(m > m[:, None], -math.inf)
+        return (score.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def judged(mapped: Callable[[Tensor], Tensor], seq_len: int = 256, **options: Any) -> list[Any]:
+    return findings(Biased(mapped, **options).eval(), CODE, seq_len)
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty(factory: Any) -> None:
+    assert_points_at_mark(FIXTURE, CODE, factory)
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "HEALTHY"))
+def test_healthy(factory: Any) -> None:
+    assert findings(factory(), CODE, FIXTURE.SEQ_LEN) == []
+
+
+# -- maps alone ------------------------------------------------------
+
+
+RIGHT: dict[str, tuple[Callable[[int], int], bool]] = {
+    "T5, both ways": (two_way, True),
+    "T5, one way, causal": (one_way, False),
+    "T5, sides in the other order": (lambda o: two_way(-o), True),
+    "mirrored": (lambda o: row(ONE_WAY, abs(o)), True),
+    "clipped": (lambda o: min(max(o, -15), 15) + 15, True),
+    "a row each": (lambda o: o + 200, True),
+    "DeBERTa-like, through the middle": (lambda o: 16 - int(math.copysign(row(TWO_WAY, abs(o)), o)), True),
+    "of its own, every eight tokens": (lambda o: min(abs(o) // 8, 15) + 16 * (o > 0), True),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_maps(name: str) -> None:
+    make, ahead = RIGHT[name]
+    assert kinds(make, ahead) == []
+
+
+WRONG: dict[str, tuple[Callable[[int], int], bool, str]] = {
+    "the sign in the distance": (lambda o: row(ONE_WAY, 16 - o if o < 0 else o), True, "shared"),
+    "one way in an encoder": (one_way, True, "blind"),
+    "one way, turned round, causal": (lambda o: one_way(-o), False, "blind"),
+    "folded back": (lambda o: (abs(o) % 16) + 16 * (o > 0), True, "folded"),
+    "not kept to the last row": (
+        lambda o: (row(TWO_WAY, abs(o)) if abs(o) < 100 else 0) + 16 * (o > 0),
+        True,
+        "folded",
+    ),
+    "a row late at 16": (lambda o: two_way(o) - (abs(o) == 16), True, "unlike"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_maps(name: str) -> None:
+    make, ahead, kind = WRONG[name]
+    assert kinds(make, ahead) == [kind]
+
+
+def test_a_declared_t5_is_held_to_its_own_map() -> None:
+    eight = {"model_type": "t5", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 128}
+    assert kinds(lambda o: two_way(-o), True, model_type="t5") == ["unlike"]
+    assert kinds(two_way, True, model_type="t5") == []
+    assert kinds(two_way, True, 8, **eight) == ["unlike"]
+
+
+def test_the_first_offset_that_differs_is_told() -> None:
+    facets = Facets(512)
+    (fault,) = faults(facets, {o: two_way(o) - (o in (23, 91)) for o in range(-150, 151)}, 32, True, True)
+    assert (fault.offset, fault.measured, fault.expected) == (23, 26, 27)
+    assert (
+        "offset +23 reads row 26, 27 in T5's bidirectional map of 32 rows to 128 tokens; 2 of 301"
+        in fault.text
+    )
+
+
+# -- models ------------------------------------------------------
+
+
+def logarithm(offset: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """T5's bidirectional map with a logarithm in ``dtype``."""
+    away = offset.abs()
+    steps = torch.log(away.clamp(min=1).to(dtype) / 8) / math.log(16) * 8
+    far = (8 + steps.long()).clamp(max=15)
+    return 16 * (offset > 0).long() + torch.where(away < 8, away, far)
+
+
+def test_a_logarithm_in_bfloat16_slips() -> None:
+    assert judged(logarithm) == []
+    (finding,) = judged(lambda offset: logarithm(offset, torch.bfloat16))
+    assert finding.severity == "error"
+    assert "offset -16 " in finding.message
+
+
+def test_a_centre_that_goes_with_the_length_is_found_in_a_table_that_does_not() -> None:
+    """Swin's form over a whole text: the row of distance 0 is N - 1; with rows clipped it is another map."""
+    (finding,) = judged(lambda offset: (offset * 32 // offset.shape[0]).clamp(-15, 15) + 15)
+    assert "151 tokens" in finding.message
+    assert "256" in finding.message
+
+
+def test_one_way_maps_are_judged_by_what_the_mask_shows() -> None:
+    def back(offset: Tensor) -> Tensor:
+        return (-offset).clamp(0, 31)
+
+    assert judged(back, causal=True) == []
+    (finding,) = judged(back)
+    assert "all keys ahead read row 0" in finding.message
+
+
+@pytest.mark.parametrize("name", ["documents/t5_bias", "documents/shaw_relative", "healthy/t5_decoder"])
+def test_documents(name: str) -> None:
+    folder, _, stem = name.partition("/")
+    assert findings(load(stem, folder).model(), CODE, 512) == []
+
+
+def test_the_published_mistake() -> None:
+    (finding,) = findings(load("t5_bucket_shared", "mistakes").model(), CODE, 512)
+    assert "offsets -1 and +16 both read row 16" in finding.message
+
+
+def test_nothing_to_judge() -> None:
+    assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"
