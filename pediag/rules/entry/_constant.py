@@ -51,8 +51,17 @@ def _of_positions(trace: Trace, table: Node) -> bool:
         for node in program
     ):
         return True
-    lookups = (node for node in program if node.op_name == "embedding" and trace.sizes.tokens in node.shape)
-    return any(item.provenance.name == "POSITION" for node in lookups for item in ancestors(node.args[1]))
+    lookups = [node for node in program if node.op_name == "embedding" and trace.sizes.tokens in node.shape]
+    return any(_counted(node.args[1]) for node in lookups)
+
+
+def _counted(index: Node) -> bool:
+    """Whether an index was made of positions by arithmetic, and not looked up among stored ids."""
+    from pediag.trace.graph import ancestors
+
+    program = ancestors(index)
+    stored = any(item.stored and not item.dtype.is_floating_point for item in program)
+    return not stored and any(item.provenance.name == "POSITION" for item in program)
 
 
 def _no_frequencies(trace: Trace, table: Node) -> bool:
