@@ -1,0 +1,110 @@
+"""PE308: layers without rotation, told from patterns, declarations and types of layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pediag.rules.entry.pe308_not_applied_here import regular, severity
+from tests.rules._fixtures import load
+from tests.rules._turns import Attending, angles, halves
+from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
+
+FIXTURE = load("pe308_not_applied_here")
+CODE = "PE308"
+SHAPE = {"hidden_size": 48, "num_attention_heads": 3}
+
+
+def turned(layer, q, k, v):
+    return halves(q, angles(q)), halves(k, angles(k)), v
+
+
+def still(layer, q, k, v):
+    return q, k, v
+
+
+def stack(flags, **config):
+    return Attending(
+        *(turned if flag else still for flag in flags), config={**SHAPE, **config} if config else None
+    ).eval()
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "FAULTY"))
+def test_faulty(factory):
+    assert_points_at_mark(FIXTURE, CODE, factory)
+
+
+@pytest.mark.parametrize("factory", cases(FIXTURE, "HEALTHY"))
+def test_healthy(factory):
+    assert findings(factory(), CODE, FIXTURE.SEQ_LEN) == []
+
+
+def test_a_list_read_the_other_way_round():
+    """onnxruntime/mobius#233 (B124), huggingface/smollm#130, huggingface/transformers#43756: 1 means "rotate"."""
+    listed = [1, 1, 1, 0, 1, 1, 1, 0]
+    (finding,) = findings(stack([not item for item in listed], no_rope_layers=listed), CODE, 64)
+    assert (finding.severity, finding.evidence.measured) == ("error", 8)
+    assert findings(stack(listed, no_rope_layers=listed), CODE, 64) == []
+
+
+def test_one_code_path_without():
+    """NVIDIA/Megatron-LM#355 (B122): checkpointing a layer swaps arguments, and its rotation is gone."""
+    (finding,) = findings(stack([1, 1, 0, 1, 1, 1, 1]), CODE, 64)
+    assert (finding.severity, finding.evidence.measured) == ("error", 1)
+    assert finding.where.module == "layers.2"
+    assert "Layer 2 of 7 has no rotation" in finding.message
+
+
+def test_a_declared_layer_that_is_rotated_all_the_same():
+    """vllm-project/vllm#30413 (L5): rotation added where the model has none by design."""
+    (finding,) = findings(stack([1, 1, 1, 1], no_rope_layers=[1, 1, 1, 0]), CODE, 64)
+    assert "Layer 3 of 4 has a rotation, where the config declares none" in finding.message
+
+
+def test_the_first_of_every_kth_is_a_warning():
+    (finding,) = findings(stack([1, 1, 1, 0, 1, 1]), CODE, 64)
+    assert finding.severity == "warning"
+    assert "unless" in finding.effect
+
+
+def test_types_of_layers_explain_it():
+    """Cohere 2 and EXAONE 4: global layers have no positions."""
+    types = [
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "full_attention",
+    ]
+    flags = [kind == "sliding_attention" for kind in types]
+    assert findings(stack(flags, layer_types=types), CODE, 64) == []
+    assert len(findings(stack(flags, layer_types=["full_attention"] * 5), CODE, 64)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("1110", True),
+        ("11101110", True),
+        ("101010", True),
+        ("110110", True),
+        ("0111", False),
+        ("110111", False),
+        ("1011111", False),
+        ("11101111", False),
+    ],
+)
+def test_patterns(flags, expected):
+    assert regular([flag == "1" for flag in flags]) is expected
+
+
+def test_how_sure():
+    assert severity([True, False, True, True]) == "error"
+    assert severity([True, True, True, False, True]) == "warning"
+    assert severity([True, False, False, True, True]) == "warning"
+
+
+def test_one_layer_alone_is_not_judged():
+    assert outcome(stack([1]), CODE, 64).status == "not-applicable"
+    with torch.no_grad():
+        assert stack([1])(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 5, 48)
