@@ -372,8 +372,8 @@ def diff(
     if format is Format.json:
         terminal.write(json.dump(drawing.as_json(found)), output)
     else:
-        width = drawing.plain_width(found)
-        text = terminal.drawn(lambda console: drawing.render(found, console), width, plain=output is not None)
+        plain = output is not None
+        text = terminal.drawn(lambda console: drawing.render(found, console), drawing.WIDTH, plain=plain)
         terminal.write(text, output)
     return found.exit_code()
 

@@ -32,8 +32,8 @@ VERDICTS: dict[Verdict, tuple[str, str]] = {
     "different": ("DIFFERENT", "bold red"),
     "nothing-compared": ("NOTHING COMPARED", "bold yellow"),
 }
-WIDEST = 400
-"""Columns of plain text at most."""
+WIDTH = 110
+"""Columns of plain text."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Diff:
 
     def __str__(self) -> str:
         stream = StringIO()
-        render(self, Console(file=stream, width=plain_width(self), color_system=None))
+        render(self, Console(file=stream, width=WIDTH, color_system=None))
         return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
@@ -132,13 +132,6 @@ def _aspect(aspect: Aspect) -> dict[str, Any]:
     }
 
 
-def plain_width(diff: Diff, least: int = 100) -> int:
-    """Columns in which no file name has to be broken."""
-    sides = [side for one in diff.comparisons for side in (one.a, one.b) if side is not None]
-    longest = max((len(_place(side)) for side in sides), default=0)
-    return max(least, min(3 * longest + 40, WIDEST))
-
-
 # -- terminal -------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +148,8 @@ def render(diff: Diff, console: Console) -> None:
         console.print(_table(diff), highlight=False)
     else:
         console.print(Text("no position encoding was found on either side", style="yellow"))
+    for name, place_of in _places(diff):
+        console.print(Text(f"{name:<9}").append(place_of, style="cyan"), highlight=False, soft_wrap=True)
     for note in [*diff.notes, *_untold(diff)]:
         console.print(Text(f"note     {printable(note)}"), highlight=False)
     word, style = VERDICTS[diff.verdict]
@@ -183,8 +178,20 @@ def _table(diff: Diff) -> Table:
 def _titled(side: Shown | None) -> Text:
     if side is None:
         return Text("-", style="dim")
-    where = _place(side)
-    return Text(printable(side.title)).append(f"\n{where}" if where else "", style="cyan")
+    return Text(printable(side.title))
+
+
+def _places(diff: Diff) -> Iterator[tuple[str, str]]:
+    """Where each side applies what differs."""
+    told: set[tuple[str, str]] = set()
+    for one in diff.comparisons:
+        for name, side in (("A", one.a), ("B", one.b)):
+            if one.kind in ("same", "not compared") or side is None or not (where := _place(side)):
+                continue
+            line = (f"where {name}", f"{where} ({side.scheme})")
+            if line not in told:
+                told.add(line)
+                yield line
 
 
 def _place(side: Shown) -> str:

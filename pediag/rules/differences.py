@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pediag.rules import registry
@@ -195,7 +196,7 @@ def _where(one: Comparison, before: str = " · ") -> str:
 
 
 def _at(side: Shown) -> str:
-    return f" at {side.file}:{side.line}" if side.file and side.line else ""
+    return f" at {Path(side.file).name}:{side.line}" if side.file and side.line else ""
 
 
 def _spot(one: Comparison) -> Where:

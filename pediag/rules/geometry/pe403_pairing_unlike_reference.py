@@ -67,6 +67,7 @@ its own heads, which under grouped queries are fewer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pediag.rules import differences
@@ -153,7 +154,7 @@ def _finding(
 ) -> Finding:
     width, head = sizes
     told = f"; {note}" if note else ""
-    place = f" at {where.file}:{where.line}" if where.file and where.line else ""
+    place = f" at {Path(where.file).name}:{where.line}" if where.file and where.line else ""
     return Finding(
         message=(
             f"The rotation {where.encoding} ({used}) turns {_pairs(measured, width)}, {of} "
