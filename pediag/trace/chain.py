@@ -57,7 +57,7 @@ class Chain:
 
     def __enter__(self) -> Chain:
         self._stack.enter_context(untouched(self.session.model))
-        self.tensors = dict(self.session.fakes)
+        self.tensors = _each_once(self.session)
         for name, fake in self.session.fakes.items():
             fake._pediag = fresh(self.session.leaves[name])  # type: ignore[attr-defined]
         return self
@@ -90,7 +90,7 @@ class Chain:
         with ExitStack() as stack:
             if enough is not None:
                 stack.enter_context(_Stopping(lambda: enough(own)))
-            failure, output = self.session.call(recorder, arguments, keywords, self.tensors)
+            failure, output = self.session.call(recorder, arguments, keywords, self.tensors, tied=False)
         trace = Trace(own, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.provenances, trace.scores = recorder.settler.known, recorder.noticer.scores
         trace.joins = recorder.noticer.joins
@@ -106,6 +106,17 @@ class Chain:
         recorder.plain_attributes = {key: name for key, (name, _) in plain_attributes(session.model).items()}
         recorder.strays = self._strays
         return recorder
+
+
+def _each_once(session: Session) -> dict[str, Any]:
+    """The abstract tensors under one name of the module that holds each, so that a pass may replace them."""
+    found = {}
+    for path, module in session.model.named_modules():
+        for name in (*module._parameters, *module._buffers):
+            whole = f"{path}.{name}".lstrip(".")
+            if whole in session.fakes:
+                found[whole] = session.fakes[whole]
+    return found
 
 
 class _Stopping(ExitStack):

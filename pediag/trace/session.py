@@ -401,12 +401,18 @@ class Session:
             return self.call(recorder, arguments, keywords, dict(self.fakes))[0]
 
     def call(
-        self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any], tensors: dict[str, Any]
+        self,
+        recorder: Recorder,
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        tensors: dict[str, Any],
+        *,
+        tied: bool = True,
     ) -> tuple[Failure | None, Any]:
         """Run forward once under ``recorder``: why it stopped, and what it returned.
 
         ``tensors`` stand for parameters and buffers and take up what forward puts in their place. What else it
-        changes stays, until the ``untouched`` that the caller has entered ends.
+        changes stays, until the ``untouched`` that the caller has entered ends. ``tied``: what is one tensor now stays one.
         """
         with ExitStack() as stack:
             stack.enter_context(as_called())
@@ -422,7 +428,9 @@ class Session:
             try:
                 if self.abstract:
                     return None, self.model(*arguments, **keywords)
-                return None, torch.func.functional_call(self.model, tensors, tuple(arguments), keywords)
+                return None, torch.func.functional_call(
+                    self.model, tensors, tuple(arguments), keywords, tie_weights=tied
+                )
             except Enough:
                 return None, None
             except Exception as error:
