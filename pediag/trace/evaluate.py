@@ -42,6 +42,20 @@ class Away(Unavailable):
     """Numbers that are spread over ranks or not loaded; the message names the tensor and says how to have them."""
 
 
+def absent(why: str) -> Callable[[], torch.Tensor]:
+    """The source of a leaf whose numbers are not at hand."""
+
+    def refuse() -> torch.Tensor:
+        raise Away(why)
+
+    return refuse
+
+
+def constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """The source of a leaf that holds ``tensor``."""
+    return lambda: tensor
+
+
 class Lane:
     """How one replay treats numbers. The base class replays the program as it was written, on the host."""
 

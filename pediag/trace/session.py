@@ -17,7 +17,7 @@ from pediag.targets.code.sharded import Elsewhere, elsewhere
 from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.dimensions import dimensions, free
-from pediag.trace.evaluate import BUDGET, Away, Evaluator
+from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site
@@ -166,7 +166,7 @@ class Session:
         node = holder.leaf(tensor, Provenance.WEIGHT)
         if tensor.is_meta:
             node.source, node.device = (
-                _absent(f"{name} has no numbers (meta device): load its weights"),
+                absent(f"{name} has no numbers (meta device): load its weights"),
                 self._device.type,
             )
         if key is not None:
@@ -176,7 +176,7 @@ class Session:
     def _absent_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor, known: Elsewhere) -> Node:
         """A leaf of a tensor that is not whole here, or is read from where it is kept."""
         node = holder.leaf(tensor, Provenance.WEIGHT)
-        node.source, node.device = known.read or _absent(f"{name} {known.reason}"), known.device.type
+        node.source, node.device = known.read or absent(f"{name} {known.reason}"), known.device.type
         return node
 
     def _stored_leaf(self, holder: Recorder, name: str, tensor: torch.Tensor) -> Node:
@@ -237,7 +237,7 @@ class Session:
         for name in named:
             known = elsewhere(stand_ins[name])
             if known is not None and known.gather is not None and self.leaves[name].numel <= BUDGET:
-                self.leaves[name].source = _constant(known.gather().cpu())
+                self.leaves[name].source = constant(known.gather().cpu())
                 read.append(name)
         trace.value = Evaluator()
         return read
@@ -412,7 +412,8 @@ class Session:
         """Run forward once under ``recorder``: why it stopped, and what it returned.
 
         ``tensors`` stand for parameters and buffers and take up what forward puts in their place. What else it
-        changes stays, until the ``untouched`` that the caller has entered ends. ``tied``: what is one tensor now stays one.
+        changes stays, until the ``untouched`` that the caller has entered ends. ``tied``: what is one
+        tensor now stays one.
         """
         with ExitStack() as stack:
             stack.enter_context(as_called())
@@ -482,13 +483,6 @@ def _numbers(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.arange(shape[-1]).to(item.dtype).expand(shape)
 
 
-def _absent(why: str) -> Callable[[], torch.Tensor]:
-    def refuse() -> torch.Tensor:
-        raise Away(why)
-
-    return refuse
-
-
 def _device_of(model: nn.Module) -> torch.device:
     """Where the first of a model's tensors is that has numbers; the CPU without one."""
     for tensor in (*model.parameters(), *model.buffers()):
@@ -497,7 +491,3 @@ def _device_of(model: nn.Module) -> torch.device:
         if device.type != "meta":
             return device
     return torch.device("cpu")
-
-
-def _constant(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: tensor
