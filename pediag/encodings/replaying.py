@@ -62,18 +62,18 @@ def parts(root: Node) -> list[Node]:
 
 def program_of(trace: Trace, phase: Node) -> Program | None:
     """The program of an angle; None when its numbers are not at hand or move along no axis."""
-    counters = tuple(_counters(trace, phase))
+    counted_by = tuple(counters(trace, phase))
     value = _value(trace, phase)
     if value is None or not value.is_floating_point():
         return None
-    built = not counters
-    axes = [k for k, size in enumerate(value.shape) if size in trace.lengths.sequence] if counters else []
+    built = not counted_by
+    axes = [k for k, size in enumerate(value.shape) if size in trace.lengths.sequence] if counted_by else []
     axes = axes or [k for k, size in enumerate(value.shape) if size == max(value.shape)]
-    return Program(trace, phase, counters, axes[0], built) if axes else None
+    return Program(trace, phase, counted_by, axes[0], built) if axes else None
 
 
-def _counters(trace: Trace, root: Node) -> Iterator[Counter]:
-    """The first values of a program that count the tokens."""
+def counters(trace: Trace, root: Node) -> Iterator[Counter]:
+    """The first values of the program of ``root`` that count the tokens."""
     behind: set[Node] = set()
     for node in parts(root):
         if any(item in behind for item in node.inputs()):
