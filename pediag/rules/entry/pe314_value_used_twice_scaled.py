@@ -38,6 +38,9 @@ drop one.
 - transformers ``modeling_bloom.py``, ``modeling_mpt.py`` and ``modeling_falcon.py``: the three orders.
 - NVIDIA/TensorRT-Model-Connect#32: falcon-rw with BLOOM's order repeats one word.
 - tenstorrent/tt-metal#55337, #56406: the additive mask divided by sqrt(d) in a decode kernel.
+- transformers 5.24, Falcon with ALiBi and eager attention: the mask holds the bias and the attention adds it again;
+  its logits differ from those with SDPA. The reverse, a bias that one of the two lacks:
+  huggingface/transformers#29067.
 - ofirpress/attention_with_linear_biases#7: bias and mask summed once, added to the scaled scores.
 """
 

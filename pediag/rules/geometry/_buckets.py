@@ -22,7 +22,7 @@ SLIP = 0.9
 """A map that agrees with a published one at this share of the offsets is meant to be it, and has a slip."""
 
 ALIKE = 0.75
-"""From here on a map is taken to be modelled on the published one. Offsets that both have in a last row do not count."""
+"""From here on a map is taken to be modelled on the published one, offsets that both have in a last row left out."""
 
 DISTANCES = (16, 32, 64, 128, 256, 512, 800, 1024, 2048)
 """Largest distances that maps in use are built with: T5 128, WavLM 800, others powers of two."""
