@@ -67,14 +67,12 @@ def check(facets: Facets) -> Iterator[Finding]:
     found = kinds(facets)
     seen: set[object] = set()
     for kind in found:
-        sides = [(side, how) for side in kind.one.sides if (how := twice(side))]
-        for side, how in sides:
-            last = side.region.sites[-1]
-            spot = last.frame or last.module
-            if spot not in seen:
-                seen.add(spot)
-                alike = [other for other, same in sides if same == how]
-                yield _finding(facets, kind, alike, how)
+        for how in ("doubled", "mixed"):
+            sides = [side for side in kind.one.sides if twice(side) == how]
+            spots = {side.region.sites[-1].frame or side.region.sites[-1].module for side in sides}
+            if spots - seen:
+                seen |= spots
+                yield _finding(facets, kind, sides, how)
     if not seen:
         unread(found)
 

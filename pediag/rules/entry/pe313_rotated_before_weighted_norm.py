@@ -126,9 +126,11 @@ def _change(facets: Facets, kind: Kind) -> float | None:
 
 def _is_flat(trace: Trace, node: Node) -> bool | None:
     """Whether a weight is the same for all channels; None where it has no values."""
-    from pediag.trace import Unavailable
+    from pediag.trace import Unavailable, ancestors
 
     try:
+        if any(part.trainable and part.source is None for part in ancestors(node)):
+            return None
         value = trace.value(node)
     except Unavailable:
         return None
@@ -144,11 +146,18 @@ def _measured(trace: Trace, q: Side, k: Side) -> float:
     return relative_change(maps[0], maps[1])[0]
 
 
+def _name(node: Node) -> str:
+    from pediag.encodings.program import leaf_names
+
+    return next(iter(leaf_names(node)), "")
+
+
 def _finding(facets: Facets, kind: Kind, sides: list[Side], change: float | None) -> Finding:
     names = " and ".join(NAMES[side.role] for side in sides)
     layers = f" of {kind.layers}" if kind.layers else ""
     at = f" at {line_of(sides[0].site.frame)}" if sides[0].site.frame else ""
-    weights = ", ".join(name for side in sides for node in side.weights[:1] for name in node.names[:1])
+    named = [_name(node) for side in sides for node in side.weights[:1]] if change is not None else []
+    weights = ", ".join(dict.fromkeys(name for name in named if name))
     told = (
         "their weights have no values here, so it matters unless they are all equal"
         if change is None
