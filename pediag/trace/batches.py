@@ -121,11 +121,14 @@ class Batches:
         return self._plain
 
     def ids_argument(self) -> str:
-        """The argument that takes position ids; empty where forward has none."""
-        candidate = self._candidate()
-        for name, item in self._named(candidate):
-            if isinstance(item, Input) and item.role == "positions" and not item.dtype.is_floating_point:
-                return name
+        """The argument that takes position ids; empty where forward has none, or several (places on a page)."""
+        given = dict(self._named(self._candidate()))
+        marked = [
+            name for name, item in given.items() if isinstance(item, Input) and item.role == "positions"
+        ]
+        if marked:
+            alone = len(marked) == 1 and not given[marked[0]].dtype.is_floating_point
+            return marked[0] if alone else ""
         return next((name for name in self._accepted() if name in POSITION_ARGUMENTS), "")
 
     def mask_argument(self) -> str:

@@ -121,18 +121,22 @@ LEAST_ROWS = 16
 
 
 def unread(facets: Facets) -> Iterator[tuple[str, Node]]:
-    """Stored position tables, by name, that forward never reads though the part of the model they belong to runs."""
+    """Stored position tables, by name, that forward never reads though the part of the model they belong to runs.
+
+    Not those of a module that makes and keeps a longer one in forward.
+    """
     if facets.batches is None:
         return
     left = {name: node for name, node in facets.batches.unread().items() if len(node.shape) <= 3}
     if not left:
         return
-    ran = _ran(facets.batches.plain.trace)
+    trace = facets.batches.plain.trace
+    ran, replaced = _ran(trace), {node.module for node in trace.graph.kept if node.op != "leaf"}
     known = _by_numbers(left) | _by_size(facets, left)
     read = {name.rpartition(".")[0] for name in facets.batches.stored() if name not in left}
     for name in left:
         owner = name.rpartition(".")[0]
-        if name in known and owner not in read - {""} and _meant(facets, owner, ran):
+        if name in known and owner not in (read - {""}) | replaced and _meant(facets, owner, ran):
             yield name, left[name]
 
 
