@@ -79,13 +79,13 @@ def _aspects(pair: Pair, sides: tuple[Side, Side], equal_values: bool) -> Iterat
     elif isinstance(a, Sinusoidal):
         yield from tables.sinusoids(a, b, sides)
     elif isinstance(a, Learned):
-        yield from tables.learned(a, b, sides, equal_values=equal_values)
+        yield from tables.learned(a, b, equal_values=equal_values)
     elif isinstance(a, Alibi):
         yield from scores.alibi(a, b, sides)
     elif isinstance(a, scores.RELATIVE):
-        yield from scores.bucketed(a, b, sides, equal_values=equal_values)
+        yield from scores.bucketed(a, b, equal_values=equal_values)
     elif isinstance(a, Clipped):
-        yield from scores.clipped(a, b, sides, equal_values=equal_values)
+        yield from scores.clipped(a, b, equal_values=equal_values)
     elif isinstance(a, Mask):
         yield from scores.masks(a, b)
     else:

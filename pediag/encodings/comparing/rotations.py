@@ -84,6 +84,10 @@ class _Found:
     allowed: Floats
 
 
+def _apart(ta: Turns, tb: Turns) -> Floats:
+    return np.asarray(np.abs(np.angle(ta.factors * tb.factors.conj())), dtype=np.float64)
+
+
 class _Seen:
     """A pair of rotations of one role, looked at."""
 
@@ -110,7 +114,11 @@ class _Seen:
             ta.factors.shape != tb.factors.shape
         ):  # other pairs stand still: fall back on what the frequencies say
             ta, tb = declared(self.sides[0], self.a, where), declared(self.sides[1], self.b, where)
-        apart = np.asarray(np.abs(np.angle(ta.factors * tb.factors.conj())), dtype=np.float64)
+        apart = _apart(ta, tb)
+        if not (ta.sense and tb.sense):  # a side that tells no direction may turn either way
+            apart = min(
+                apart, _apart(ta, replace(tb, factors=tb.factors.conj())), key=lambda one: float(one.max())
+            )
         return _Found(where, ta, tb, apart, self._allowed(where, ta, tb))
 
     def _allowed(self, where: Ints, ta: Turns, tb: Turns) -> Floats:

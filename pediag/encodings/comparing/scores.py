@@ -48,13 +48,13 @@ def _unit(one: Alibi) -> float:
     return unit_roundoff(one.node.dtype)
 
 
-def bucketed(a: Any, b: Any, sides: tuple[Side, Side], *, equal_values: bool) -> Iterator[Aspect]:
+def bucketed(a: Any, b: Any, *, equal_values: bool) -> Iterator[Aspect]:
     """Maps from distance to row (T5's buckets or of their own), and the values in the rows."""
     if isinstance(a, Bucketed) and isinstance(b, Bucketed):
         yield valued("buckets", *(one.parameters.get("num_buckets") for one in (a, b)))
         yield valued("greatest distance", *(one.parameters.get("max_distance") for one in (a, b)))
     yield _map(a.buckets, b.buckets)
-    yield values(a.table, b.table, sides, equal_values=equal_values)
+    yield values(a.table, b.table, equal_values=equal_values)
 
 
 def _map(a: dict[int, int], b: dict[int, int]) -> Aspect:
@@ -80,11 +80,11 @@ def _map(a: dict[int, int], b: dict[int, int]) -> Aspect:
     )
 
 
-def clipped(a: Clipped, b: Clipped, sides: tuple[Side, Side], *, equal_values: bool) -> Iterator[Aspect]:
+def clipped(a: Clipped, b: Clipped, *, equal_values: bool) -> Iterator[Aspect]:
     """The clip, whether it runs backwards, and the values."""
     yield valued("clip", a.clip, b.clip)
     yield valued("reversed", *(bool(one.parameters.get("reversed")) for one in (a, b)))
-    yield values(a.table, b.table, sides, equal_values=equal_values)
+    yield values(a.table, b.table, equal_values=equal_values)
 
 
 def masks(a: Mask, b: Mask) -> Iterator[Aspect]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -104,12 +105,28 @@ def _unit(dtype: Any) -> float:
 # -- learned tables -------------------------------------------------------------------------------------------
 
 
-def learned(a: Learned, b: Learned, sides: tuple[Side, Side], *, equal_values: bool) -> Iterator[Aspect]:
+def learned(a: Learned, b: Learned, *, equal_values: bool) -> Iterator[Aspect]:
     """What can be said of a pair of learned tables; ``equal_values`` lets any changed value be a difference."""
     yield valued("rows", *(_rows_of(one) for one in (a, b)))
     yield valued("first row", *(_first_of(one) for one in (a, b)))
     yield valued("width", a.width or None, b.width or None)
-    yield values(a.table, b.table, sides, equal_values=equal_values)
+    found = [
+        values(one, other, equal_values=equal_values)
+        for one, other in zip_longest(_tables(a), _tables(b), fillvalue=None)
+    ]
+    yield max(found, key=lambda one: (one.verdict == "differs", one.verdict == "same", one.measured or 0.0))
+
+
+def _tables(one: Learned) -> list[Table | None]:
+    """Every table of the shape that the encoding reads: an encoder and a decoder may have one each."""
+    from pediag.trace.graph import ancestors
+
+    if one.table is None or one.origin != "trace":
+        return [one.table]
+    shape = one.table.leaf.shape
+    read = [node for site in one.sites for operand in site.position for node in ancestors(operand)]
+    nodes = dict.fromkeys([one.table.leaf, *(node for node in read if node.names and node.shape == shape)])
+    return [replace(one.table, leaf=node) for node in nodes]
 
 
 def _rows_of(one: Learned) -> int | None:
@@ -127,7 +144,7 @@ def _first_of(one: Learned) -> int | None:
     return int(one.parameters["aside"]) if "aside" in one.parameters else None
 
 
-def values(a: Table | None, b: Table | None, sides: tuple[Side, Side], *, equal_values: bool) -> Aspect:
+def values(a: Table | None, b: Table | None, *, equal_values: bool) -> Aspect:
     """How far the entries of two stored tables are apart, row by row, as shares of the larger of both rows.
 
     Training moves all rows a little. A row of which nothing is left makes them differ, with ``equal_values`` any.

@@ -148,3 +148,21 @@ def test_functional_form_is_the_same_table():
             return self.block(F.embedding(ids, self.embed.weight) + self.wpe[: ids.shape[1]])
 
     assert only(Sliced(), table(trained()), 100).kind == "same"
+
+
+def test_each_of_two_tables_is_compared():
+    """An encoder and a decoder with tables of one shape, of which the second is changed."""
+
+    class Two(nn.Module):
+        def __init__(self, second: np.ndarray) -> None:
+            super().__init__()
+            self.embed, self.block = nn.Embedding(97, WIDTH), Rope([], roles="")
+            self.one, self.two = (nn.Parameter(torch.tensor(t).float()) for t in (trained(), second))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.block(self.embed(ids) + self.one[: ids.shape[1]])
+            return self.block(x + self.two[: ids.shape[1]])
+
+    right = trained()[::-1].copy()
+    assert {one.kind for one in beside(Two(right), Two(right), 100)} == {"same"}
+    assert "differs" in {one.kind for one in beside(Two(right * 0 + right[:1]), Two(right), 100)}
