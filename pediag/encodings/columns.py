@@ -39,9 +39,11 @@ class Columns:
     shift: Floats
 
 
-def waves_of(head: Floats, where: Floats, w: Floats) -> tuple[float, list[tuple[int, float] | None]]:
+def waves_of(
+    head: Floats, where: Floats, w: Floats, match: float = MATCH
+) -> tuple[float, list[tuple[int, float] | None]]:
     """The amplitude of (M, C), and per column the (pair, shift in radians) whose cosine it is, if it is
-    one.
+    one: when no row is further off than ``match``.
     """
     angle = np.multiply.outer(where, w)
     kinds = [(shift, np.cos(angle + shift)) for shift in (0.0, -np.pi / 2, np.pi / 2)]
@@ -50,7 +52,7 @@ def waves_of(head: Floats, where: Floats, w: Floats) -> tuple[float, list[tuple[
     for column in head.T / amplitude:
         offs = [(float(off.min()), int(off.argmin()), shift) for shift, off in _offs(kinds, column)]
         least, pair, shift = min(offs, key=lambda item: item[0])
-        found.append((pair, shift) if least <= MATCH else None)
+        found.append((pair, shift) if least <= match else None)
     return amplitude, found
 
 
