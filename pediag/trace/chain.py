@@ -102,7 +102,8 @@ class Chain:
         reference = follow.provenances if follow is not None else None
         recorder = Recorder(graph, session.fake_mode, lengths, reference=reference)
         if follow is not None:
-            recorder.noticer.known_joins = follow.joins
+            recorder.noticer.known_scores, recorder.noticer.known_joins = follow.scores, follow.joins
+            recorder.noticer.by_shape = True
         recorder.plain_attributes = {key: name for key, (name, _) in plain_attributes(session.model).items()}
         recorder.strays = self._strays
         return recorder

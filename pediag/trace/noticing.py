@@ -19,7 +19,8 @@ class Noticer:
     """Adds sites and attentions to a graph.
 
     ``scores`` and ``joins`` tell which products and joins of the structural pass they were; a pass at another
-    length is given them as ``known_scores`` and ``known_joins``. ``met`` is told of every site.
+    length is given them as ``known_scores`` and ``known_joins``. ``by_shape`` lets shapes tell
+    of products as well. ``met`` is told of every site.
     """
 
     def __init__(self, graph: Graph, lengths: Lengths, place: Place) -> None:
@@ -31,6 +32,7 @@ class Noticer:
         self.joins: dict[Any, set[int]] = {}
         self.known_scores: set[Any] | None = None
         self.known_joins: dict[Any, set[int]] | None = None
+        self.by_shape = False
         self.met: Callable[[Site], None] | None = None
         self._seen: Counter[Any] = Counter()
 
@@ -84,7 +86,9 @@ class Noticer:
         scores = len(node.shape) >= 2 and node.shape[-1] in lengths
         scores &= node.shape[-2] == self.lengths.batch or self.lengths.counts_tokens(*node.shape[-2:])
         # At the length asked for a width may equal the length; the structural pass has told which products are scores.
-        if (identity in self.known_scores) if self.known_scores is not None else scores:
+        if self.known_scores is not None:
+            scores = identity in self.known_scores or (self.by_shape and scores)
+        if scores:
             self.scores.add(identity)
             query, key = content[-2], content[-1]
             mask = position[0] if position else None

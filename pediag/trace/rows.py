@@ -61,8 +61,9 @@ class Reading:
 
 @dataclass(slots=True)
 class Entered:
-    """What enters the first attention: one row a token (n, D), and the sites that made it."""
+    """What enters the first attention, which is at ``place``: one row a token (n, D), and the sites that made it."""
 
+    place: object
     values: np.ndarray
     rows: np.ndarray
     sites: list[Site] = field(default_factory=list)
@@ -382,17 +383,17 @@ class Rows:
         return self._entries[id(done)]
 
     def _first_entered(self, done: Pass) -> Entered | None:
-        for attention in done.trace.graph.attentions:
+        for place, attention in self.attentions(done).items():
             stops = self._slice(attention.query, _ANY)[1]
             for stop in stops:
                 if _token_axis(stop.shape, done) is None and done.tokens > 1:
                     continue
                 end = next((item for item in nodes_in(stop.args) if item.provenance is CONTENT), None)
                 if end is not None and end.dtype.is_floating_point:
-                    return self._entered(end, done)
+                    return self._entered(place, end, done)
         return None
 
-    def _entered(self, end: Node, done: Pass) -> Entered | None:
+    def _entered(self, place: object, end: Node, done: Pass) -> Entered | None:
         try:
             members, _ = self._slice(end, None)
             value = self._value(end, None)
@@ -403,7 +404,7 @@ class Rows:
             return None
         values = value.reshape(-1, value.shape[-1])[-done.tokens :].to(torch.float64).numpy()
         sites = [self._sites[node] for node in members if node in self._sites]
-        return Entered(values, rows, sorted(sites, key=lambda site: -site.result.index))
+        return Entered(place, values, rows, sorted(sites, key=lambda site: -site.result.index))
 
     def _deep_tokens(self, end: Node, done: Pass) -> np.ndarray | None:
         """The tokens along an end, when each entry is of one token and they follow one another."""

@@ -142,7 +142,9 @@ def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
 def _added(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
     """What enters the first attention, row by row."""
     full, here = cached.rows.entered(cached.full), cached.rows.entered(done)
-    if full is None or here is None or full.values.shape[1] != here.values.shape[1]:
+    if full is None or here is None or full.place != here.place:
+        return
+    if full.values.shape[1] != here.values.shape[1]:
         return
     found.judged += 1
     spread = float(np.abs(full.values).max())
