@@ -100,8 +100,6 @@ WIDEST = frozenset(
 
 _KINDS = ("cpu", "cuda", "mps", "xpu")
 _HALF = (torch.float16, torch.bfloat16)
-# These keep autocast out of the products that they are made of.
-_CLOSED = frozenset((torch.tensordot, torch.functional.tensordot))
 
 Line = tuple[str, int]
 
@@ -138,9 +136,7 @@ class Autocast(Lane):
         formats = set(_formats(inputs))
         if name in RAISED:
             return torch.float32 if formats & set(_HALF) else None
-        if name in WIDEST and len(formats) > 1:
-            return torch.float32 if torch.float32 in formats or len(formats) > 1 else None
-        return None
+        return torch.float32 if name in WIDEST and len(formats) > 1 else None
 
 
 def _eligible(item: Any) -> bool:
@@ -185,14 +181,12 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.off: set[Line] = set()
         self.on: set[Line] = set()
-        self.closed: set[Line] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame()
         if frame is not None:
             on = all(torch.is_autocast_enabled(kind) for kind in _KINDS)
-            seen = self.closed if func in _CLOSED else self.on if on else self.off
-            seen.add((frame.file, frame.line))
+            (self.on if on else self.off).add((frame.file, frame.line))
         return func(*args, **(kwargs or {}))
 
 
@@ -203,4 +197,4 @@ def stays_out(session: Session) -> frozenset[Line]:
     """
     with enabled_everywhere(), _Watch() as watch:
         session.varied(lambda candidate: candidate)
-    return frozenset((watch.off - watch.on) | watch.closed)
+    return frozenset(watch.off - watch.on)

@@ -147,8 +147,8 @@ def available(
     """The lanes that may give other numbers for a program than it gives as written, which comes first.
 
     ``nodes`` are a program, as ``ancestors(node)`` or ``trace.graph.nodes`` give it; a lane that could change nothing
-    in it is left out. ``off`` are lines that stay out of autocast, see :func:`pediag.trace.autocast.stays_out`. Lanes of
-    the accelerators that are present come last. The reference, :class:`Float64`, is not among them.
+    in it is left out. ``off`` are lines that stay out of autocast, see :func:`pediag.trace.autocast.stays_out`. Lanes
+    of the accelerators that are present come last. The reference, :class:`Float64`, is not among them.
     """
     program = {part for node in nodes for part in (node, *node.inputs())}
     names = {node.op_name for node in program}

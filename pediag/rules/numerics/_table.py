@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pediag.encodings.columns import HEAD, TURNED, Columns, refined, waves_of
-from pediag.rules.numerics._replay import positions
+from pediag.encodings.replaying import positions
 from pediag.theory.rounding import precision_of, table_tolerance
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def table_error(facets: Facets, encoding: Rotary | Sinusoidal) -> Apart | None:
     table, w = encoding.table, np.abs(encoding.frequencies)
     if table is None or not w.size or not np.isfinite(w).all():
         return None
-    numbers = _numbers(facets, table.leaf, table.rows)
-    if numbers is None:
+    held_numbers = numbers(facets, table.leaf, table.rows)
+    if held_numbers is None:
         return None
-    rows = numbers[table.first :]
-    start = _start(encoding)
+    rows = held_numbers[table.first :]
+    start = start_of(encoding)
     head = np.arange(min(HEAD, len(rows)))
     amplitude, waves = waves_of(rows[head], np.asarray(head + start, dtype=np.float64), w)
     known = [
@@ -57,7 +57,7 @@ def table_error(facets: Facets, encoding: Rotary | Sinusoidal) -> Apart | None:
     if len(known) < ENOUGH:
         return None
     rows = rows[: facets.seq_len, [column for column, _, _ in known]] / amplitude
-    held = precision_of(numbers[table.first + head])
+    held = precision_of(held_numbers[table.first + head])
     columns = Columns(np.array([pair for _, pair, _ in known]), np.array([shift for _, _, shift in known]))
     return _measure(rows, start, columns, w, _stored_as(table.leaf, held), _base(encoding))
 
@@ -67,13 +67,13 @@ def _base(encoding: Rotary | Sinusoidal) -> float:
     return float(base) if isinstance(base, (int, float)) and base > 1 else 10000.0
 
 
-def _start(encoding: Rotary | Sinusoidal) -> float:
+def start_of(encoding: Rotary | Sinusoidal) -> float:
     """The position that token 0 stands for."""
     first = encoding.parameters.get("first_position", getattr(encoding, "offset", 0.0))
     return float(first) if isinstance(first, (int, float)) else 0.0
 
 
-def _numbers(facets: Facets, leaf: Any, rows: int) -> Floats | None:
+def numbers(facets: Facets, leaf: Any, rows: int) -> Floats | None:
     """(rows, columns) of a stored table; a complex one as its real and imaginary parts side by side."""
     import torch
 
@@ -104,6 +104,8 @@ def _measure(
     angle = np.multiply.outer(where + start, fitted[columns.pair])
     error = np.abs(rows[where] - np.cos(angle + columns.shift))
     limit = table_tolerance(dtype, base, 1.0, angle)
+    # A padding row of zeros is no cosine of anything, and another rule's matter.
+    error[~rows[where].any(axis=1)] = 0.0
     beyond = (error > limit).any(axis=1)
     worst = np.where(error > limit, error, 0.0) if beyond.any() else error
     at, column = np.unravel_index(int(worst.argmax()), worst.shape)

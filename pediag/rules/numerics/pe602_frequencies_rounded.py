@@ -56,6 +56,7 @@ import numpy as np
 
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.numerics import _held, _overflow
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.theory.frequencies import rope_type, scaled
 from pediag.theory.recover import identify
@@ -129,7 +130,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     seen: set[object] = set()
     for encoding in [*waves, *unread]:
         found = rounded(facets, encoding)
-        if found is None:
+        if found is None or _told_elsewhere(facets, encoding, found):
             continue
         finding = _finding(facets, encoding, found)
         if encoding in unread:
@@ -140,6 +141,16 @@ def check(facets: Facets) -> Iterator[Finding]:
         if place not in seen:
             seen.add(place)
             yield finding
+
+
+def _told_elsewhere(facets: Facets, encoding: Rotary | Sinusoidal, found: Rounded) -> bool:
+    """Whether positions are rounded with the frequencies (PE601), or the frequencies come of an overflow (PE606)."""
+    if encoding.origin != "trace" or encoding in facets.unread:
+        return False
+    if _overflow.beyond(facets, encoding) is not None:
+        return True
+    lost = _held.lost(facets, encoding)
+    return lost is not None and found.cast and lost[0].form == found.form
 
 
 def _stored(finding: Finding, doubt: str) -> Finding:

@@ -3,15 +3,14 @@
 ## What it does
 
 Replays the program that makes the angles of each sinusoid and rotation at positions up to the length asked
-about, without running the model: as written, with matrix products in TF32, on every accelerator that is
-really present (TF32 off and on), and after ``model.to(dtype)`` when ``--dtype`` asks for it; each against
-float64. A finished table is compared with its own formula.
+about, without running the model: as written, on every accelerator that is really present (TF32 off and on), and
+after ``model.to(dtype)`` when ``--dtype`` asks for it; each against float64. A finished table is compared with
+its own formula.
 
 ## Why it matters
 
-Matrix products in TF32 hold whole positions up to 2048 only and round frequencies at once; positions in
-bfloat16 are whole up to 256, in float16 up to 2048. Beyond, neighbouring tokens share an angle, and the same
-weights give other answers on another card.
+An angle is as large as the position, so half precision rounds it by whole radians. A sine whose argument was
+reduced in the wrong precision, or a kernel of another make, gives the same weights other answers on another card.
 
 ## What is checked
 
@@ -21,11 +20,11 @@ a finished table the same law for its cosines and sines. The number given is the
 
 ## Known limits
 
-Positions are sampled, a few hundred of them. An outer product by ``torch.outer`` or ``torch.einsum``
-without a summed axis is elementwise in PyTorch and is not affected by TF32; under autocast einsum is.
-Without an accelerator at hand TF32 is emulated by rounding the factors to 11 significant bits. Frequencies
-that were stored rounded are PE602; rows of a sinusoid that no rounding explains are PE205. Linear biases,
-buckets and learned tables have no angle and are not judged.
+Positions are sampled, a few hundred of them. One fault is told once, by the rule that names it: positions that a
+half format holds are PE601 (rows of a table that are equal for it PE210), frequencies that were rounded PE602,
+matrix products that TF32 or autocast may round PE604, values beyond float16 PE606; rows of a sinusoid that no
+rounding explains are PE205. Rows of zeros, as a padding row is, are not compared. Linear biases, buckets and
+learned tables have no angle and are not judged.
 
 ## Fix
 
@@ -33,8 +32,8 @@ Multiply positions and frequencies one by one in float32, outside of autocast, a
 
 ## References
 
-- huggingface/transformers 48428 (TF32 beyond position 2048), 29285 and 27700 (autocast), 25681 (half tables).
-- thinking-machines-lab/batch_invariant_ops 23; huggingface/diffusers 13920.
+- kekzl/imp 1316 (fast sines of unreduced angles); EleutherAI/gpt-neox 1003 (a table in half precision).
+- pytorch/pytorch 159239 (compiled and eager rotations differ in half precision).
 """
 
 from __future__ import annotations
@@ -46,10 +45,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pediag.encodings import replaying
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
-from pediag.rules.numerics import _replay
+from pediag.rules.numerics import _held, _overflow
 from pediag.rules.numerics._table import Apart, table_error
+from pediag.rules.numerics.pe602_frequencies_rounded import rounded
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 from pediag.rules.state._departs import leaves_formula
 from pediag.theory.rounding import table_tolerance
@@ -93,7 +94,7 @@ class Drift:
     severity="warning",
     basis="measured here",
     needs=("trace",),
-    references=("transformers issues 48428, 29285, 27700, 25681", "diffusers issue 13920"),
+    references=("kekzl/imp issue 1316", "gpt-neox issue 1003", "pytorch issue 159239"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each place whose angles drift."""
@@ -125,7 +126,9 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
 
     trace = facets.structural
     assert trace is not None
-    program = _replay.program_of(trace, encoding.phase) if encoding.phase is not None else None
+    if _held.lost(facets, encoding) is not None or _overflow.beyond(facets, encoding) is not None:
+        return []  # PE601, PE606
+    program = replaying.program_of(trace, encoding.phase) if encoding.phase is not None else None
     if program is not None:
         try:
             drifts = list(_lanes(facets, encoding, program))
@@ -142,6 +145,8 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
         return None
     if apart.first is None or (encoding.scheme == "sinusoidal" and leaves_formula(facets, encoding)):
         return []
+    if _held.rows_collapse(facets, encoding):
+        return []  # PE210
     return [_table_off(facets, encoding, apart)]
 
 
@@ -149,44 +154,51 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
 
 
 def lanes(
-    facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program
+    facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program
 ) -> Iterator[tuple[str, Lane]]:
     """The lanes that are judged, by name: the first is the program as written."""
     import torch
 
+    from pediag.trace.devices import accelerators
     from pediag.trace.evaluate import Lane
-    from pediag.trace.lanes import TF32, Cast
+    from pediag.trace.lanes import Cast
 
-    yield "as written", Lane()
+    if not _cast_in_forward(facets, encoding):
+        yield "as written", Lane()
     if program.built:
         return
-    if program.by_matrix_product:
-        yield "TF32", TF32()
     wanted = (facets.dtype or "").removeprefix("torch.")
     runs_in = {str(node.dtype).removeprefix("torch.") for site in encoding.sites[:1] for node in site.content}
     if wanted in HALF and wanted not in runs_in:
         yield wanted, Cast(getattr(torch, wanted))
-    yield from _replay.accelerators()
+    if not program.by_matrix_product:
+        yield from ((lane.name, lane) for lane in accelerators())
 
 
-def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program) -> Iterator[Drift]:
+def _cast_in_forward(facets: Facets, encoding: Rotary | Sinusoidal) -> bool:
+    """Whether PE602 speaks of frequencies that forward rounds: then the program as written is off by those."""
+    found = rounded(facets, encoding)
+    return found is not None and found.cast
+
+
+def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program) -> Iterator[Drift]:
     from pediag.trace.lanes import Float64
 
     where = _positions(facets, program)
-    exact = _replay.angles(program, Float64(), where)
+    exact = replaying.angles(program, Float64(), where)
     out = encoding.node.dtype if encoding.node is not None else program.phase.dtype
     limit = table_tolerance(_real(out), _base(encoding), 1.0, exact)
     for name, lane in lanes(facets, encoding, program):
-        error = np.abs(_replay.angles(program, lane, where) - exact)
+        error = np.abs(replaying.angles(program, lane, where) - exact)
         error = np.where(np.isfinite(error), error, np.inf)
         yield _drift(name, error.reshape(where.size, -1), limit.reshape(where.size, -1), where)
 
 
-def _positions(facets: Facets, program: _replay.Program) -> NDArray[np.int64]:
+def _positions(facets: Facets, program: replaying.Program) -> NDArray[np.int64]:
     length = facets.seq_len
     if program.built:
         length = min(length, program.phase.shape[program.axis])
-    return _replay.positions(length)
+    return replaying.positions(length)
 
 
 def _real(dtype: Any) -> str:
@@ -218,7 +230,7 @@ def _drift(name: str, error: Floats, limit: Floats, where: NDArray[np.int64]) ->
 
 
 def _drifting(
-    facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program, drifts: list[Drift]
+    facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program, drifts: list[Drift]
 ) -> Finding:
     worst = next(drift for drift in drifts if drift.first is not None)
     node = _cause(facets, encoding, program, worst)
@@ -245,14 +257,14 @@ def _in_lane(lane: str) -> str:
 
 
 def _cause(
-    facets: Facets, encoding: Rotary | Sinusoidal, program: _replay.Program, worst: Drift
+    facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program, worst: Drift
 ) -> Node | None:
     """The first value of the program that is rounded in the lane that drifts."""
     from pediag.trace.lanes import Float64
 
     lane = dict(lanes(facets, encoding, program))[worst.lane]
     where = _positions(facets, program)
-    found = _replay.first_apart(program, lane, Float64(), where, ROUNDED) if not program.built else None
+    found = replaying.first_apart(program, lane, Float64(), where, ROUNDED) if not program.built else None
     return found or _angles.product_of(encoding.phase, encoding.factor) or encoding.phase
 
 
@@ -285,11 +297,6 @@ def _advice(node: Node | None, worst: Drift) -> str:
     line = _line(node)
     if worst.lane in HALF:
         return f"Keep the frequencies out of the cast to {worst.lane}: float32, or recomputed after it."
-    if node is not None and node.op_name in _replay.MATRIX_PRODUCTS:
-        return (
-            f"Make the angles{line} one by one, positions[:, None].float() * inv_freq[None, :], in place of "
-            "a matrix product, with autocast disabled."
-        )
     dtype = str(node.dtype).removeprefix("torch.") if node is not None else ""
     named = f" (now {dtype})" if dtype in HALF else ""
     return f"Keep positions, frequencies and their product{line} in float32{named}; cast cos and sin only."
