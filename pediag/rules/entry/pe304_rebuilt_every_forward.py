@@ -33,7 +33,8 @@ Compute it once in the model's forward and hand it to the layers, or register a 
 ## References
 
 - facebookresearch/llama, model.py: one table for all layers, made when the model is built.
-- cfoster0/CLAP pull request 13 and Comfy-Org/ComfyUI pull request 16326: made in each layer, asked to be made once.
+- openai/gpt-oss pull request 43 and NVIDIA/Megatron-LM issue 1646: angles made in each layer of each forward.
+- microsoft/Swin-Transformer issue 189: a learned bias has to be made in forward, where training can change it.
 - NVIDIA T4 data sheet: 320 GB/s of memory bandwidth.
 """
 
@@ -85,7 +86,7 @@ class Built:
     severity="note",
     basis="measured here",
     needs=("trace",),
-    references=("facebookresearch/llama model.py", "cfoster0/CLAP pull request 13"),
+    references=("facebookresearch/llama model.py", "openai/gpt-oss pull request 43"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each function that computes the same again."""

@@ -212,7 +212,10 @@ def _lost(facets: Facets, trace: Trace) -> Lost | None:
         return Lost(table, told, place(table.module, table.frame), advice)
     for node in dropped(trace):
         return Lost(node, _told(node), place(node.module, node.frame), _fix(node, False).summary)
+    ran = {node.module for node in trace.graph.nodes}
     for name, node in unread(facets):
+        if len(node.shape) < 2 and name.rpartition(".")[0] in ran:
+            continue  # frequencies of an option that is off
         advice = f"Read `{name}` where positions should enter."
         return Lost(
             node, f"The position table `{name}` is never read", Where(name.rpartition(".")[0]), advice

@@ -29,7 +29,8 @@ whether the rows that positions below ``seq_len`` read differ at all.
 - Ids that an absolute scheme ignores are PE704. A model in which no position reaches attention at all is PE305, zero
   frequencies are PE201.
 - Tables of a part that did not run (another modality), copies of tables that are used, and tables for further kinds of
-  layers that the same module makes are left alone. A learned table that is never read is told by its size: as wide as
+  layers that the same module makes are left alone. Frequencies that lie unread in a module that runs may belong to an
+  option that is off, and are a note. A learned table that is never read is told by its size: as wide as
   the token table and as long as the model declares to reach.
 - Learned tables of equal rows are a note while they train: some are started at zero.
 
@@ -41,12 +42,14 @@ Hand the ids to the code that makes angles or reads rows; apply the table to q a
 
 - NVIDIA/Megatron-LM issue 453: position ids have no effect with RoPE.
 - vllm-project/vllm pull request 32143: positions prepared and not passed.
+- hao-ai-lab/FastVideo pull request 1415: a table of angles computed in each forward and never read.
 - NVIDIA/Megatron-LM issue 355: the rotary tensor lands in another argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pediag.rules import _batches
@@ -164,13 +167,24 @@ def _never_read(facets: Facets) -> Iterator[Finding]:
     from pediag.encodings.grouping import layers
 
     held: dict[object, list[str]] = {}
-    for name, _ in unread(facets):
+    tables: set[str] = set()
+    for name, node in unread(facets):
         held.setdefault(_batches.batches(facets).home(name) or name, []).append(name)
+        if len(node.shape) > 1:
+            tables.add(name)
     for home, names in held.items():
         owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
         many = f" in {layers(owners)}" if len(owners) > 1 else ""
-        tables = " and ".join(f"`{name}`" for name in names if name.rpartition(".")[0] == owners[0])
-        yield _unread(facets, tables, many, owners[0], None if isinstance(home, str) else home)
+        first = " and ".join(f"`{name}`" for name in names if name.rpartition(".")[0] == owners[0])
+        found = _unread(facets, first, many, owners[0], None if isinstance(home, str) else home)
+        yield (
+            found if tables & set(names) or owners[0] not in _ran(facets) else replace(found, severity="note")
+        )
+
+
+def _ran(facets: Facets) -> set[str]:
+    """Paths of the modules that computed something."""
+    return {node.module for node in _batches.batches(facets).plain.trace.graph.nodes}
 
 
 def _unread(facets: Facets, tables: str, many: str, owner: str, home: Any) -> Finding:

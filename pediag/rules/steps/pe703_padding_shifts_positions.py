@@ -37,6 +37,7 @@ instead P_padded[k + i] = P_alone[c + i] with one c, all positions of the text a
 ## References
 
 - huggingface/transformers issue 18478: forward does not do what generate does with padding on the left.
+- ndif-team/nnsight issue 672: GPT-2 on a padded batch without position ids, and how much one pad changes.
 - tloen/alpaca-lora issue 315: training on batches padded on the left.
 - unslothai/unsloth issue 3699: one row of positions for all texts of a batch.
 """

@@ -150,3 +150,43 @@ def test_a_mask_that_attention_replaces_by_its_own_is_no_unused_position():
     (finding,) = findings(load("no_position_causal", "healthy").model(), CODE, 64)
     assert finding.severity == "note"
     assert "computed" not in finding.message
+
+
+class Decoder(nn.Module):
+    """A causal decoder whose rotation is lost in the way that ``how`` says, or that has none by design."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed, self.qkv = nn.Embedding(99, 64), nn.Linear(64, 192)
+        self.omega = nn.Buffer(1e4 ** (-torch.arange(0, 16, 2) / 16))
+        if how == "stored":
+            angle = torch.outer(torch.arange(512.0), 1e4 ** (-torch.arange(0, 16, 2) / 16))
+            self.cos, self.sin = nn.Buffer(angle.cos()), nn.Buffer(angle.sin())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        if self.how in ("zeros", "dropped"):
+            place = torch.arange(ids.shape[1]).float() * (self.how == "dropped")
+            cos, sin = (part(place[:, None] * self.omega) for part in (torch.cos, torch.sin))
+            if self.how == "zeros":
+                q, k = (
+                    torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+                    for a, b in (q.chunk(2, -1), k.chunk(2, -1))
+                )
+        return x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("how", "severity"), [("zeros", "error"), ("dropped", "error"), ("stored", "error"), ("off", "note")]
+)
+def test_lost_positions_are_an_error_under_a_causal_mask_too(how: str, severity: str) -> None:
+    model = Decoder(how).eval()
+    ids = torch.arange(1, 20)[None]
+    with torch.no_grad():
+        prefix = model(ids[:, 4:])[0, 0]
+        alone = model(ids[:, 4:5])[0, 0]
+    torch.testing.assert_close(prefix, alone)  # the first of any text has no place of its own
+    (finding,) = findings(model, CODE, 256)
+    assert finding.severity == severity
