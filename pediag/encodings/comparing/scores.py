@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ SLOPE_RTOL = 1e-3
 def alibi(a: Alibi, b: Alibi, sides: tuple[Side, Side]) -> Iterator[Aspect]:
     """Slopes head by head, and the form, which a declaration does not tell."""
     yield valued("heads", int(a.slopes.size), int(b.slopes.size))
-    yield valued("form", *(None if one.origin == "config" else one.form for one in (a, b)))
+    yield _form(a, b, sides)
     if a.slopes.size != b.slopes.size:
         return
     share = np.abs(a.slopes - b.slopes) / np.maximum(np.maximum(np.abs(a.slopes), np.abs(b.slopes)), 1e-30)
@@ -39,6 +40,18 @@ def alibi(a: Alibi, b: Alibi, sides: tuple[Side, Side]) -> Iterator[Aspect]:
         if off.any()
         else "",
     )
+
+
+def _form(a: Alibi, b: Alibi, sides: tuple[Side, Side]) -> Aspect:
+    """The form; under causal masks all of them are one up to a constant of each query, which softmax does not see."""
+    told = valued("form", *(None if one.origin == "config" else one.form for one in (a, b)))
+    if told.verdict == "differs" and all(map(_causal, sides)):
+        return replace(told, verdict="same", note=f"{a.form} and {b.form} are one under a causal mask")
+    return told
+
+
+def _causal(side: Side) -> bool:
+    return any(isinstance(one, Mask) and one.causal for one in side.encodings)
 
 
 def _unit(one: Alibi) -> float:

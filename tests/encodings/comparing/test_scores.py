@@ -86,6 +86,24 @@ def test_slopes_in_another_order_differ():
     assert "4 of 4 heads" in aspect(one, "slopes").note
 
 
+class ByKey(Slopes):
+    """ALiBi as BLOOM has it: the slope times the place of the key."""
+
+    def bias(self, offset: Tensor) -> Tensor:
+        return self.slopes[:, None, None] * torch.arange(offset.shape[-1])
+
+
+@pytest.mark.parametrize(("causal", "kind"), [(True, "same"), (False, "differs")])
+def test_forms_are_one_where_only_the_past_is_seen(causal, kind):
+    """s j and -s (i - j) differ by s i, the same for all keys of a query; without a mask -s |i - j| is another."""
+    models = built(ByKey, PRESS), built(Slopes, PRESS)
+    for model in models:
+        model.causal = causal
+    one = next(one for one in compare(*(side(model, 64) for model in models)) if one.scheme == "alibi")
+    assert one.kind == kind
+    assert ("one under a causal mask" in aspect(one, "form").note) is causal
+
+
 def test_the_first_distance_of_another_row():
     one = only(built(Buckets, 16), built(Buckets, 20), 100)
     found = aspect(one, "map")
