@@ -85,3 +85,23 @@ def test_the_first_head_that_differs() -> None:
     given[5] *= 1.002
     given[7] *= 2
     assert first_difference(given, wanted) == 5
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_forms_are_equal_after_softmax_and_depend_on_distance_only(heads: int) -> None:
+    """s j, s (j - last) and -s (i - j) on past keys, added to the same scores; float64."""
+    n = 33
+    slopes = np.array(published(heads))[:, None, None]
+    i, j = np.arange(n)[:, None], np.arange(n)
+    content = np.random.default_rng(0).normal(size=(heads, n, n))
+    hidden = np.where(j > i, -np.inf, 0.0)
+
+    def softmax(scores: np.ndarray) -> np.ndarray:
+        raised = np.exp(scores - scores.max(-1, keepdims=True))
+        return raised / raised.sum(-1, keepdims=True)
+
+    relative = softmax(content - slopes * (i - j) + hidden)
+    for form in (slopes * j + 0.0 * i, slopes * (j - n + 1) + 0.0 * i):
+        np.testing.assert_allclose(softmax(content + form + hidden), relative, atol=1e-13)
+    bias = -slopes * np.abs(i - j)
+    np.testing.assert_array_equal(bias[:, 1:, 1:], bias[:, :-1, :-1])

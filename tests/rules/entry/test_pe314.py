@@ -156,5 +156,9 @@ def test_falcon_with_eager_attention_adds_the_bias_that_its_mask_holds() -> None
     assert "added 2 times over" in found[0].message
 
 
+def test_the_stated_number_is_the_score_scale() -> None:
+    assert FIXTURE.EXPECTED["measured"] == (FIXTURE.WIDTH / FIXTURE.HEADS) ** -0.5
+
+
 def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"

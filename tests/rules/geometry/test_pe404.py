@@ -120,5 +120,9 @@ def test_slopes_that_training_moves_are_not_judged() -> None:
     assert found.status == "not-applicable"
 
 
+def test_the_stated_number_is_the_formula() -> None:
+    assert pytest.approx(2.0 ** (-8 / 12), rel=1e-4) == FIXTURE.EXPECTED["measured"]
+
+
 def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"

@@ -115,5 +115,9 @@ def test_right_biases_fall_with_distance_after_softmax(name: str) -> None:
         assert causal or (np.diff(weights[:, row, row:]) < 0).all()
 
 
+def test_the_stated_number_is_the_steepest_slope() -> None:
+    assert FIXTURE.EXPECTED["measured"] == -(2.0 ** (-8 / FIXTURE.HEADS))
+
+
 def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"

@@ -174,5 +174,10 @@ def test_the_published_mistake() -> None:
     assert "offsets -1 and +16 both read row 16" in finding.message
 
 
+def test_the_stated_number_is_counted_here() -> None:
+    past = {row(ONE_WAY, 16 - o) for o in range(-1, -151, -1)}
+    assert len(past & {row(ONE_WAY, o) for o in range(1, 151)}) == FIXTURE.EXPECTED["measured"]
+
+
 def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"
