@@ -1,6 +1,7 @@
 """pediag: a linter and debugging toolkit for positional encodings in PyTorch models.
 
-``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes, ``pediag.diff(a, b)`` compares.
+``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes, ``pediag.diff(a, b)`` compares,
+``pediag.drift(...)`` measures what other precisions do to positions.
 Importing this package imports neither torch nor numpy; the first use does.
 """
 
@@ -16,14 +17,16 @@ from pediag.version import __version__
 if TYPE_CHECKING:
     from pediag.check import check, inspect
     from pediag.diff import diff
+    from pediag.drift import drift
     from pediag.report import Report
     from pediag.trace import positions
 
-__all__ = ["Report", "__version__", "check", "diff", "inspect", "positions"]
+__all__ = ["Report", "__version__", "check", "diff", "drift", "inspect", "positions"]
 
 _HOMES = {
     "check": "pediag.check",
     "diff": "pediag.diff",
+    "drift": "pediag.drift",
     "inspect": "pediag.check",
     "Report": "pediag.report",
     "positions": "pediag.trace",
@@ -41,10 +44,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``pediag.check`` and ``pediag.diff`` functions once the submodules of these names are imported."""
+    """Keeps ``pediag.check``, ``diff`` and ``drift`` functions once the submodules of these names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("check", "diff") and isinstance(value, ModuleType):
+        if name in ("check", "diff", "drift") and isinstance(value, ModuleType):
             value = getattr(value, name)
         super().__setattr__(name, value)
 

@@ -68,6 +68,12 @@ def write(text: str, output: Path | None = None) -> None:
             raise UsageError(f"stdout cannot be written: {error.strerror or error}") from None
 
 
+def unicode() -> bool:
+    """Whether stdout takes more than ASCII."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return encoding.lower().replace("-", "").startswith("utf")
+
+
 def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
     """Raise UsageError when ``output`` cannot become a file, before any work is done.
 

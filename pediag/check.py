@@ -185,13 +185,14 @@ def look(
     target: str | os.PathLike[str] | nn.Module,
     *,
     seq_len: int | None = None,
+    dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
     inputs: str | Iterable[str | InputSpec] = (),
     trust: Allowed = False,
     progress: Progress | None = None,
 ) -> Known:
     """What there is to know of a target at ``seq_len`` tokens, for a comparison. Raises as inspect()."""
-    options = _options(seq_len, None, None, config, inputs, trust, False)
+    options = _options(seq_len, None, dtype, config, inputs, trust, False)
     with alone(target):
         return _known(target, options, progress or _Silent())
 

@@ -132,6 +132,21 @@ EqualValues = Annotated[
     bool,
     typer.Option("--equal-values", help="Learned tables must hold equal values, not only the same rows."),
 ]
+Lanes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lane", metavar="NAME", help="Only this lane, such as bfloat16, tf32 or cuda. Repeatable."
+    ),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option("--save", metavar="FILE", help="Keep the numbers in a small file, for another machine."),
+]
+Against = Annotated[
+    Path | None,
+    typer.Option("--against", metavar="FILE", help="Compare with the numbers that another machine saved."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Let --save write over an older file of its kind.")]
 Cache = Annotated[
     list[str] | None,
     typer.Option(
@@ -332,6 +347,50 @@ def plan(
         text = terminal.drawn(lambda console: drawing.render(found, console), plain=output is not None)
         terminal.write(text, output)
     return 0
+
+
+@app.command()
+def drift(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A target, as check takes it.", show_default=False)
+    ],
+    seq_len: SeqLen = None,
+    dtype: Dtype = None,
+    lanes: Lanes = None,
+    config: Config = None,
+    inputs: Inputs = None,
+    save: Save = None,
+    force: Force = False,
+    against: Against = None,
+    format: FormatOption = Format.rich,
+    output: Output = None,
+    trust: Trust = False,
+) -> int:
+    """Measure from which position on precision breaks the encodings of TARGET, and which line loses it."""
+    from pediag.drift import drift as made
+    from pediag.drifting import fingerprint
+    from pediag.report import drift as drawing
+    from pediag.report import json
+
+    options = _loading(seq_len, None, dtype, config, inputs, trust)
+    del options["train_len"]
+    if save is not None:
+        fingerprint.refuse(save, force=force)
+    if output is not None:
+        read = [*_read_of([target], [config]), *(path for path in (against, save) if path is not None)]
+        terminal.refuse_unwritable(output, read)
+    with terminal.Progress() as progress, terminal.stdout_to_stderr():
+        found = made(target, lanes=lanes or (), against=against, progress=progress, **options)
+    if save is not None and any(one.measured for one in found.encodings):
+        found.save(save, force=force)
+    if format is Format.json:
+        terminal.write(json.dump(drawing.as_json(found)), output)
+    else:
+        text = terminal.drawn(lambda console: drawing.render(found, console), plain=output is not None)
+        terminal.write(
+            text if output is not None or terminal.unicode() else drawing.plain_ascii(text), output
+        )
+    return found.exit_code()
 
 
 @app.command()
