@@ -24,17 +24,23 @@ if TYPE_CHECKING:
 SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
 WIDEST = 10_000
-MODEL_FILES = (".py", ".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+MODEL_FILES = (".py", ".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf")
 
 
-def drawn(draw: Callable[[Console], None], plain_width: int = PLAIN_WIDTH, *, plain: bool = False) -> str:
-    """What ``draw`` prints: for the terminal on stdout, or plain, ``plain_width`` columns wide.
+def drawn(
+    draw: Callable[[Console], None],
+    plain_width: int = PLAIN_WIDTH,
+    *,
+    plain: bool = False,
+    stderr: bool = False,
+) -> str:
+    """What ``draw`` prints: for the terminal on stdout (or ``stderr``), or plain, ``plain_width`` columns wide.
 
     The COLUMNS variable, when set, overrides the width of plain text.
     """
     from rich.console import Console
 
-    console = Console()
+    console = Console(stderr=stderr)
     if console.is_terminal and not plain:
         with console.capture() as captured:
             draw(console)
@@ -66,6 +72,15 @@ def write(text: str, output: Path | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise UsageError(f"stdout cannot be written: {error.strerror or error}") from None
+
+
+def show(text: str) -> None:
+    """Write to stderr, which may be closed or have no reader: what goes there is said beside the report."""
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def unicode() -> bool:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pediag import _results, settings
 from pediag import _terminal as terminal
-from pediag import settings
 from pediag.errors import UsageError
-from pediag.report.model import Report, Stopped, worst_exit
 from pediag.rules import registry
 from pediag.version import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from pediag.report.model import Result
-    from pediag.targets.naming import Listing, Named
+    from pediag.targets.naming import Listing
 
 MOST_JOBS = 1024
 USAGE = 2
@@ -45,6 +39,17 @@ class Format(str, Enum):
 
     rich = "rich"
     json = "json"
+
+
+class CheckFormat(str, Enum):
+    """Output formats of ``check``: a table for people, and those of ``pediag.report.formats``."""
+
+    rich = "rich"
+    json = "json"
+    sarif = "sarif"
+    junit = "junit"
+    github = "github"
+    markdown = "markdown"
 
 
 class Threshold(str, Enum):
@@ -167,6 +172,11 @@ FailOnOption = Annotated[
     Threshold, typer.Option("--fail-on", help="The lowest severity that gives exit status 1.")
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+CheckFormatOption = Annotated[
+    CheckFormat,
+    typer.Option("--format", help="Output format. Beside one for machines the table goes to stderr."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no table, on stdout or on stderr.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", metavar="FILE", help="Write to FILE, complete or not at all."),
@@ -197,23 +207,6 @@ Jobs = Annotated[
 Statistics = Annotated[bool, typer.Option("--statistics", help="Add counts per rule (rich format).")]
 
 
-@dataclass(slots=True)
-class _Done:
-    """What came of all targets in their order, and how they were named."""
-
-    results: list[Result]
-    notes: list[str]
-    several: bool
-
-    @property
-    def reports(self) -> list[Report]:
-        return [result for result in self.results if isinstance(result, Report)]
-
-    def status(self, codes: Iterable[int]) -> int:
-        """The exit status, given those of the reports."""
-        return worst_exit([*codes, *(USAGE for _ in range(len(self.results) - len(self.reports)))])
-
-
 @app.callback()
 def _root(
     version: Annotated[
@@ -236,8 +229,9 @@ def check(
     select: Select = None,
     ignore: Ignore = None,
     fail_on: FailOnOption = Threshold.error,
-    format: FormatOption = Format.rich,
+    format: CheckFormatOption = CheckFormat.rich,
     output: Output = None,
+    quiet: Quiet = False,
     trust: Trust = False,
     jobs: Jobs = 1,
     statistics: Statistics = False,
@@ -247,12 +241,12 @@ def check(
     registry.select(select or (), ignore or ())
     options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or (), "ignore")}
     options |= {"reference": reference, "cache": tuple(cache or ())}
-    listing = _listed(targets, output, config, statistics=statistics, format=format)
-    done = _each(listing, "check", options, jobs)
+    if statistics and format is not CheckFormat.rich:
+        raise UsageError("--statistics is a table: it needs --format rich")
+    done = _results.each(_listed(targets, output, config), "check", options, jobs)
     for report in done.reports:
         report.fail_on = fail_on.value
-    if done.several or done.reports:
-        terminal.write(_text(done, format, output, "check", statistics=statistics), output)
+    _results.deliver(done, format.value, output, quiet=quiet, statistics=statistics)
     return done.status([report.exit_code() for report in done.reports])
 
 
@@ -271,10 +265,8 @@ def inspect(
 ) -> int:
     """Show what encodes position in each TARGET: schemes, parameters, sites, source lines."""
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
-    listing = _listed(targets, output, config, statistics=False, format=format)
-    done = _each(listing, "inspect", options, jobs)
-    if done.several or done.reports:
-        terminal.write(_text(done, format, output, "inspect"), output)
+    done = _results.each(_listed(targets, output, config), "inspect", options, jobs)
+    _results.deliver_inspection(done, format.value, output)
     return done.status([0 if report.has_encoding else 3 for report in done.reports])
 
 
@@ -478,14 +470,10 @@ def _loading(
     }
 
 
-def _listed(
-    words: list[str], output: Path | None, config: Path | None, *, statistics: bool, format: Format
-) -> Listing:
+def _listed(words: list[str], output: Path | None, config: Path | None) -> Listing:
     """The targets that the words stand for, once it is clear that the report can be written."""
     from pediag.targets.naming import named
 
-    if statistics and format is not Format.rich:
-        raise UsageError("--statistics is a table: it needs --format rich")
     listing = named(words)
     if output is not None:
         terminal.refuse_unwritable(output, _read_of([target.spec for target in listing.targets], [config]))
@@ -496,64 +484,3 @@ def _read_of(specs: Sequence[str], configs: Sequence[Path | None]) -> list[Path]
     """The files that are read of targets, and configs, over which no report is written."""
     paths = [Path(part) for spec in specs for part in (spec, spec.rpartition(":")[0]) if part]
     return [*paths, *(path / "config.json" for path in paths), *(config for config in configs if config)]
-
-
-def _each(listing: Listing, function: str, options: dict[str, Any], jobs: int) -> _Done:
-    """What came of every target; each that stopped is told on stderr."""
-    from pediag import many
-
-    work = many.Work(function, options, listing.several)
-    pairs: list[tuple[Named, Result]] = []
-    with terminal.Progress() as progress, closing(many.run(listing, work, jobs, progress)) as results:
-        for target, result in zip(listing.targets, results, strict=True):
-            pairs.append((target, result))
-            if not _beside(target, result):
-                _tell(result, progress)
-    return _without_beside(pairs, listing)
-
-
-def _beside(target: Named, result: Result) -> bool:
-    """Whether it is no model but lay beside those that were meant."""
-    return target.found and isinstance(result, Stopped) and result.holds_no_model
-
-
-def _without_beside(pairs: list[tuple[Named, Result]], listing: Listing) -> _Done:
-    """Files without a model that were found beside models are noted; where there are no others, they are failures."""
-    words = {target.word for target, result in pairs if not _beside(target, result)}
-    done = _Done([], list(listing.notes), listing.several)
-    for target, result in pairs:
-        if not isinstance(result, Stopped) or not _beside(target, result):
-            done.results.append(result)
-        elif target.word in words:
-            done.notes.append(f"left out: {result.message}")
-        else:
-            done.results.append(result)
-            _tell(result)
-    return done
-
-
-def _tell(result: Result, progress: terminal.Progress | None = None) -> None:
-    """One line on stderr for a target that stopped."""
-    if isinstance(result, Stopped):
-        if progress is not None:
-            progress.pause()
-        known = not result.message.startswith("internal error: ")
-        terminal.complain(f"error: {result.message}" if known else result.message)
-
-
-def _text(done: _Done, format: Format, output: Path | None, command: str, *, statistics: bool = False) -> str:
-    shown = done.results if done.several else done.reports[0]
-    if format is Format.json:
-        from pediag.report import json
-
-        describe = json.to_dict if command == "check" else json.inspection
-        return json.render(shown, done.notes, describe=describe)
-    from pediag.report import rich
-
-    def draw(console: Console) -> None:
-        if command == "check":
-            rich.render(shown, console, done.notes, statistics=statistics)
-        else:
-            rich.render_inspection(shown, console, done.notes)
-
-    return terminal.drawn(draw, rich.plain_width(done.results), plain=output is not None)

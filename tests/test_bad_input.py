@@ -94,7 +94,7 @@ def complaint(capsys) -> str:
         ("net.py:Net --config net.py", ["net.py:", "not valid JSON"]),
         ("net.py:Net --output net.py", ["--output net.py: is what a model is made of"]),
         ("", ["Missing argument 'TARGET'; see `pediag check --help`"]),
-        ("net.py:Net --format nonsense", ["'--format': 'nonsense' is not one of 'rich', 'json'"]),
+        ("net.py:Net --format nonsense", ["'--format': 'nonsense' is not one of 'rich', 'json', 'sarif'"]),
     ],
 )
 def test_one_line_and_status_2(folder, capsys, words, says):

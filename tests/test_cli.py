@@ -15,7 +15,7 @@ import pytest
 from pediag import __version__, _terminal
 from pediag.__main__ import run
 from pediag.cli import main
-from pediag.errors import LoadError
+from pediag.errors import LoadError, UsageError
 from pediag.rules import registry
 
 
@@ -109,6 +109,8 @@ def test_options_reach_the_pipeline(pipeline, tmp_path):
         "trust": True,
         "select": ["PE901", "another"],
         "ignore": ["PE902"],
+        "cache": (),
+        "reference": None,
     }
 
 
@@ -226,10 +228,89 @@ def test_output_is_not_written_over_what_a_pattern_matches(pipeline, capsys, tmp
 
 
 def test_what_the_model_prints_does_not_enter_the_report(pipeline, capsys):
-    assert main(["check", "talks", "--format", "json"]) == 0
+    assert main(["check", "talks", "--format", "json", "--quiet"]) == 0
     out, err = capsys.readouterr()
     json.loads(out)
     assert err == "hello from the model\n"
+
+
+MACHINE_FORMATS = ("json", "sarif", "junit", "github", "markdown")
+
+
+@pytest.mark.parametrize("format", MACHINE_FORMATS)
+def test_beside_a_format_for_machines_the_table_goes_to_stderr(pipeline, capsys, tmp_path, format):
+    assert main(["check", "faulty"]) == 1
+    table = capsys.readouterr().out
+    assert "FAIL · 1 error · exit status 1" in table
+    assert main(["check", "faulty", "--format", format]) == 1
+    out, err = capsys.readouterr()
+    assert err == table
+    path = tmp_path / "report"
+    assert main(["check", "faulty", "--format", format, "--output", str(path)]) == 1
+    assert capsys.readouterr() == ("", table)
+    assert path.read_text(encoding="utf-8") == out
+    assert out.endswith("\n") and "\x1b" not in out
+    assert main(["check", "faulty", "--format", format, "--quiet"]) == 1
+    assert capsys.readouterr() == (out, "")
+
+
+def test_quiet_leaves_errors_and_the_exit_status(pipeline, capsys, tmp_path):
+    assert main(["check", "faulty", "--quiet"]) == 1
+    assert capsys.readouterr() == ("", "")
+    assert main(["check", "broken", "--quiet"]) == 2
+    assert capsys.readouterr() == ("", "pediag: error: broken: no such file\n")
+    path = tmp_path / "report.txt"
+    assert main(["check", "faulty", "--quiet", "--output", str(path)]) == 1
+    assert "PE901" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("format", MACHINE_FORMATS)
+def test_a_single_target_that_stops_is_in_the_report(pipeline, capsys, tmp_path, format):
+    path = tmp_path / "report"
+    assert main(["check", "broken", "--format", format, "--output", str(path)]) == 2
+    assert complaint(capsys) == "pediag: error: broken: no such file\n"
+    assert "no such file" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("format", MACHINE_FORMATS)
+def test_the_report_is_that_of_one_process_in_any_number(tmp_path, monkeypatch, capsys, format):
+    monkeypatch.undo()  # the other processes have the real rules
+    monkeypatch.chdir(tmp_path)
+    words = ["gone.pt", "lost.py:net", "--format", format]
+    assert main(["check", *words]) == 2
+    one = capsys.readouterr().out
+    assert main(["check", *words, "--jobs", "2"]) == 2
+    assert capsys.readouterr().out == one
+
+
+@pytest.mark.parametrize("format", ["rich", *MACHINE_FORMATS])
+def test_no_format_is_written_over_a_model(pipeline, capsys, tmp_path, format):
+    for name in ("net.py", "weights.gguf", "program.pt2"):
+        path = tmp_path / name
+        path.write_text("old")
+        assert main(["check", "faulty", "--format", format, "--output", str(path)]) == 2
+        assert "is what a model is made of" in complaint(capsys)
+        assert path.read_text() == "old"
+    assert main(["check", "faulty", "--format", format, "--output", str(tmp_path)]) == 2
+    assert "is a folder; name a file" in complaint(capsys)
+    assert pipeline == []
+
+
+def test_the_table_is_shown_when_the_report_cannot_be_written(pipeline, capsys, tmp_path, monkeypatch):
+    def refuse(text, output=None):
+        raise UsageError("--output report: No space left on device")
+
+    monkeypatch.setattr(_terminal, "write", refuse)
+    assert main(["check", "faulty", "--format", "sarif", "--output", str(tmp_path / "report")]) == 2
+    err = capsys.readouterr().err
+    assert "PE901" in err
+    assert err.splitlines()[-1] == "pediag: error: --output report: No space left on device"
+
+
+def test_the_table_on_stderr_holds_no_command_for_github(pipeline, capsys):
+    assert main(["check", "::error::x", "::warning::y", "--format", "github", "--fail-on", "never"]) == 0
+    lines = [line.strip() for stream in capsys.readouterr() for line in stream.splitlines()]
+    assert [line for line in lines if line.startswith("::")] == []
 
 
 def test_output_is_written_whole(pipeline, capsys, tmp_path):

@@ -66,6 +66,11 @@ def place(file: str | None, line: int | None) -> str:
 
 def source_line(file: str | None, line: int | None) -> str:
     """Line ``line`` (from 1) of ``file`` without its indent, or nothing when it cannot be read as text."""
+    return harmless(raw_line(file, line).strip())[:200]
+
+
+def raw_line(file: str | None, line: int | None) -> str:
+    """Line ``line`` (from 1) of ``file`` as it stands, or nothing when it cannot be read as text."""
     if not file or not line or line < 1 or not os.path.isfile(file):
         return ""
     try:
@@ -75,7 +80,7 @@ def source_line(file: str | None, line: int | None) -> str:
         lines = raw.decode(encoding, errors="replace").splitlines()
     except (OSError, SyntaxError, LookupError):
         return ""
-    return harmless(lines[line - 1].strip())[:200] if line <= len(lines) else ""
+    return lines[line - 1] if line <= len(lines) else ""
 
 
 def printable(text: str) -> str:
