@@ -32,6 +32,7 @@ RULES = {
     "frequencies": "PE202",
     "scaling": "PE203",
     "attention factor": "PE204",
+    "softmax scale": "PE204",
     "sense": "PE402",
     "offset": "PE402",
     "slopes": "PE404",

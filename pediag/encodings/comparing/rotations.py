@@ -161,7 +161,7 @@ class _Seen:
             note=worst,
         )
         yield from self._causes()
-        yield self._factor()
+        yield from self._factor()
 
     def _causes(self) -> Iterator[Aspect]:
         """Base, scaling, sense and offset; one that is named differently but gives the same angles is the same."""
@@ -173,11 +173,14 @@ class _Seen:
         if both and (shift := self._shift()) is not None:
             yield Aspect("offset", "differs", *self._offsets(shift), measured=abs(shift), unit="tokens")
             return
-        base = (self.a.parameters.get("base"), self.b.parameters.get("base"))
+        base: tuple[Any, Any] = (self.a.parameters.get("base"), self.b.parameters.get("base"))
         named = [aspect for aspect in (_base(*base), _scaling(self.a, self.b)) if aspect.verdict == "differs"]
         yield from named
         if not named:
-            yield Aspect("frequencies", "differs", note="no base or scaling explains it")
+            told = "no base or scaling explains it"
+            if base[0] and base[1]:
+                told = f"a short pass has base {base[0]:.10g} on both sides"
+            yield Aspect("frequencies", "differs", note=told)
 
     def _told_sense(self) -> bool:
         return self.found.ta.sense and self.found.tb.sense
@@ -216,13 +219,42 @@ class _Seen:
         first = self.a.offset if abs(self.a.offset) > 1e-3 else 0.0
         return round(first, 4), round(first + shift, 4)
 
-    def _factor(self) -> Aspect:
+    def _factor(self) -> Iterator[Aspect]:
         factors = [
             _attention_factor(one, turned)
             for one, turned in ((self.a, self.found.ta), (self.b, self.found.tb))
         ]
-        unit = max(self.found.ta.unit, self.found.tb.unit)
-        return valued("attention factor", *factors, relative=max(SAME_FACTOR, unit))
+        limit = max(SAME_FACTOR, self.found.ta.unit, self.found.tb.unit)
+        told = valued("attention factor", *factors, relative=limit)
+        scales = [_softmax_scale(one, side) for one, side in zip((self.a, self.b), self.sides, strict=True)]
+        yield from _with_scale(told, factors, scales, limit)
+
+
+def _with_scale(told: Aspect, factors: list[Any], scales: list[Any], limit: float) -> Iterator[Aspect]:
+    """The factor and the scale of the softmax: scores are multiplied by the scale and by the factor squared."""
+    if None in scales or None in factors:
+        told = replace(told, note="unless the softmax makes up for it") if told.verdict == "differs" else told
+        yield told
+        return
+    weights = [factor * factor * scale for factor, scale in zip(factors, scales, strict=True)]
+    if abs(weights[0] - weights[1]) <= 2 * limit * max(weights):
+        same = told.verdict == "same"
+        yield told if same else replace(told, verdict="same", note="the scale of the softmax makes up for it")
+        return
+    yield told
+    if told.verdict == "same":
+        yield valued("softmax scale", *scales)
+
+
+def _softmax_scale(encoding: Rotary, side: Side) -> Any:
+    """What scores are multiplied with in the first fused attention that a rotation serves; None where it is not one."""
+    trace = side.structural
+    if trace is None or encoding.origin != "trace":
+        return None
+    served = [one for one in trace.graph.attentions if one.module in encoding.modules]
+    if not served or not served[0].fused:
+        return None
+    return served[0].scale if served[0].scale is not None else served[0].query.shape[-1] ** -0.5
 
 
 def _base(a: Any, b: Any) -> Aspect:

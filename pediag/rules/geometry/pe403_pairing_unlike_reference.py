@@ -27,7 +27,7 @@ With a reference, what else differs is an error of the rule that it belongs to, 
 |---|---|
 | base, frequencies | PE202 |
 | scaling | PE203 |
-| attention factor | PE204 |
+| attention factor, scale of the softmax | PE204 |
 | a sinusoid | PE205 |
 | the row of a learned table that position 0 reads | PE208 |
 | values of a learned table | PE211 |

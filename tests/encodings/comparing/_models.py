@@ -30,7 +30,7 @@ class Rope(nn.Module):
         self.shift, self.sense = given.get("shift", (0.0, 0.0)), given.get("sense", (1.0, 1.0))
         self.interleaved, self.factor = given.get("interleaved", False), given.get("factor", 1.0)
         self.cast, self.positions = given.get("cast"), given.get("positions")
-        self.roles = given.get("roles", "qk")
+        self.roles, self.scale = given.get("roles", "qk"), given.get("scale")
         self.qkv, self.out = nn.Linear(HEADS * D, 3 * HEADS * D), nn.Linear(HEADS * D, HEADS * D)
 
     def turn(self, x: Tensor, shift: float, sense: float) -> Tensor:
@@ -52,7 +52,7 @@ class Rope(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, D)).permute(2, 0, 3, 1, 4)
         q = self.turn(q, self.shift[0], self.sense[0]) if "q" in self.roles else q
         k = self.turn(k, self.shift[1], self.sense[1]) if "k" in self.roles else k
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 

@@ -99,6 +99,18 @@ def test_pairing_width_and_factor(right):
     assert (factor.name, factor.a, factor.b) == ("attention factor", pytest.approx(1.1386, rel=1e-5), 1.0)
 
 
+def test_a_factor_on_the_softmax_is_the_square_of_one_on_cosines(right):
+    """YaRN's factor may stand in either place (DeepSeek has it on the scale, transformers' Llama on cos and sin)."""
+    moved = rope(scale=16**-0.5 * 1.1386**2)
+    one = only(rope(factor=1.1386), moved)
+    assert one.kind == "same"
+    assert "makes up for it" in aspect(one, "attention factor").note
+    assert only(rope(factor=1.1386), rope(scale=16**-0.5 * 1.1386)).kind == "differs"
+    lost = only(right, moved)
+    (scale,) = lost.differing
+    assert (scale.name, scale.a, scale.b) == ("softmax scale", 0.25, pytest.approx(0.25 * 1.1386**2))
+
+
 def test_rounding_is_no_difference(right):
     """Frequencies by exp instead of pow, finished tables in half precision."""
     by_exp = np.exp(np.float32(-np.log(1e4)) * np.arange(0, 16, 2, dtype=np.float32) / np.float32(16))
