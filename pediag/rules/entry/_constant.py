@@ -90,6 +90,16 @@ def dropped(trace: Trace) -> Iterator[Node]:
 
     Not those of a module of which another table is used: it makes one for each kind of layer.
     """
+    program = _program(trace)
+    read = {item for node in trace.graph.nodes for item in node.inputs()}
+    homes = _homes(trace)
+    for node in trace.graph.nodes:
+        if node not in program and node not in read and _table(trace, node) and node.module not in homes:
+            yield node
+
+
+def _program(trace: Trace) -> set[Node]:
+    """Every value that content, or a mask of attention, is made with."""
     from pediag.trace.graph import ancestors
 
     used: set[Node] = set()
@@ -97,12 +107,12 @@ def dropped(trace: Trace) -> Iterator[Node]:
         if node.provenance.name == "CONTENT":
             used.update(item for item in node.inputs() if item.provenance.name != "CONTENT")
     used.update(item.mask for item in trace.graph.attentions if item.mask is not None)
-    program = set().union(*(ancestors(node) for node in used)) if used else set()
-    read = {item for node in trace.graph.nodes for item in node.inputs()}
-    homes = {node.module for node in program if _table(trace, node)}
-    for node in trace.graph.nodes:
-        if node not in program and node not in read and _table(trace, node) and node.module not in homes:
-            yield node
+    return set().union(*(ancestors(node) for node in used)) if used else set()
+
+
+def _homes(trace: Trace) -> set[str]:
+    """Paths of the modules that make tables which are used."""
+    return {node.module for node in _program(trace) if _table(trace, node)}
 
 
 def _table(trace: Trace, node: Node) -> bool:
@@ -123,7 +133,7 @@ LEAST_ROWS = 16
 def unread(facets: Facets) -> Iterator[tuple[str, Node]]:
     """Stored position tables, by name, that forward never reads though the part of the model they belong to runs.
 
-    Not those of a module that makes and keeps a longer one in forward.
+    Not those of a module that makes one in forward: a longer one that it keeps, or one by a formula.
     """
     if facets.batches is None:
         return
@@ -131,7 +141,10 @@ def unread(facets: Facets) -> Iterator[tuple[str, Node]]:
     if not left:
         return
     trace = facets.batches.plain.trace
-    ran, replaced = _ran(trace), {node.module for node in trace.graph.kept if node.op != "leaf"}
+    ran, replaced = (
+        _ran(trace),
+        _homes(trace) | {node.module for node in trace.graph.kept if node.op != "leaf"},
+    )
     known = _by_numbers(left) | _by_size(facets, left)
     read = {name.rpartition(".")[0] for name in facets.batches.stored() if name not in left}
     for name in left:
