@@ -54,10 +54,21 @@ class Program:
 
 
 def parts(root: Node) -> list[Node]:
-    """The program of a value in the order it runs."""
-    from pediag.trace.graph import ancestors
-
-    return sorted(ancestors(root), key=lambda node: node.index)
+    """The program of a value, operands first: what was made at construction before what forward makes of it."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    pending = [(root, False)]
+    while pending:
+        node, ready = pending.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            pending.append((node, True))
+            # Construction and forward are numbered each from 0, so numbers order the operands of one value only.
+            operands = sorted(set(node.inputs()), key=lambda item: (item.op != "buffer", item.index))
+            pending.extend((operand, False) for operand in reversed(operands))
+    return order
 
 
 def program_of(trace: Trace, phase: Node) -> Program | None:

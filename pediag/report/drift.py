@@ -178,7 +178,7 @@ def _made(made: Made) -> str:
 
 def _one(one: EncodingDrift, console: Console) -> None:
     layers = f" · {one.layers}" if one.layers else ""
-    where = place(one.file, one.line)
+    where = _place(one.file, one.line)
     head = Text(one.id, style="bold").append(f"  {printable(one.title)}{layers}", style="not bold")
     console.print(head, highlight=False)
     if where:
@@ -258,8 +258,13 @@ def _told(one: EncodingDrift, lanes: Sequence[LaneDrift], letter: str) -> Iterat
         yield f"     lost by {_cause(lane.cause)}"
 
 
+def _place(file: str | None, line: int | None) -> str:
+    """The user's file and line; of an installed package from the package's name on."""
+    return place(file, line).rpartition("site-packages/")[2]
+
+
 def _cause(cause: Cause) -> str:
-    where = place(cause.file, cause.line)
+    where = _place(cause.file, cause.line)
     told = f"{printable(cause.operation)} in {cause.dtype}"
     return f"{told} at {where}" if where else told
 
