@@ -20,6 +20,7 @@ from pediag.trace.plain import plain_attributes
 from pediag.trace.recorder import Recorder
 from pediag.trace.session import Session, Trace
 from pediag.trace.sites import classify
+from pediag.trace.snapshot import Snapshot
 
 
 @dataclass(slots=True)
@@ -45,18 +46,20 @@ class Pass:
 class Chain:
     """Passes that see what those before them left in the model. Use it as a context: the model is restored at the end.
 
-    ``graph`` is recorded into; chains that share one share the nodes of equal position values.
+    ``graph`` is recorded into; chains that share one share the nodes of equal position values. ``before`` is the state
+    of the model where it was taken down already.
     """
 
-    def __init__(self, session: Session, graph: Graph) -> None:
+    def __init__(self, session: Session, graph: Graph, before: Snapshot | None = None) -> None:
         self.session = session
         self.graph = graph
+        self.before = before
         self.tensors: dict[str, Any] = {}
         self._strays: dict[int, Any] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Chain:
-        self._stack.enter_context(untouched(self.session.model))
+        self._stack.enter_context(untouched(self.session.model, self.before))
         self.tensors = _each_once(self.session)
         for name, fake in self.session.fakes.items():
             fake._pediag = fresh(self.session.leaves[name])  # type: ignore[attr-defined]

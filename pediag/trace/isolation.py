@@ -72,13 +72,13 @@ def as_called() -> Iterator[None]:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, known: Snapshot | None = None) -> Iterator[None]:
     """Put the model in evaluation mode; afterwards restore attributes, caches, modes, RNG and defaults.
 
     Attributes, and globals of the model's own code, are restored to the same objects, containers among them to
-    the same contents.
+    the same contents. ``known`` is their state now, where it was taken down before.
     """
-    before = Snapshot().of_model(model)
+    before = known or Snapshot().of_model(model)
     dtype, device, grad = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
     state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:

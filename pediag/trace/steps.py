@@ -20,6 +20,7 @@ from pediag.trace.inputs import Candidate, Input, Sizes
 from pediag.trace.place import Lengths, explain
 from pediag.trace.rows import Rows
 from pediag.trace.session import Session
+from pediag.trace.snapshot import Snapshot
 
 # Tokens of the prefill and of the last chunk, long first; two single tokens stand between.
 _PREFILLS = (37, 41, 43, 47, 31, 29, 23, 17, 11, 7, 5)
@@ -28,7 +29,7 @@ _ENCODED = (53, 59, 61, 67, 71, 73, 79)
 _SINGLES = 2
 # Attentions after which a long input has changed all that it changes, where layers are alike.
 _ENOUGH = 4
-_TRIED = 10
+_TRIED = 7
 _T = TypeVar("_T")
 _HOW = (
     "give --cache NAME=VALUE, such as 'past=out[1]' (what forward returned there), 'state={}' or 'start=seen' (the "
@@ -188,6 +189,7 @@ class _Runner:
         self.session = session
         self.graph = Graph()
         self.refused: dict[str, str] = {}
+        self.before = Snapshot().of_model(session.model)
         self.plan, self.second = self._planned()
         sizes = self.plan.sizes(self.plan.total, self.second)
         names = list(inspect.signature(session.model.forward).parameters)
@@ -205,7 +207,7 @@ class _Runner:
     def run_full(self) -> None:
         """The pass over all tokens. Raises Unrunnable when it stops."""
         total = self.plan.total
-        with Chain(self.session, self.graph) as chain:
+        with Chain(self.session, self.graph, self.before) as chain:
             self.full = chain.run(
                 Candidate([], dict(self.whole)),
                 self.plan.sizes(total, self.second),
@@ -224,7 +226,7 @@ class _Runner:
         except Exception as error:
             self.refused.setdefault(way.said, explain(error))
             return None
-        with Chain(self.session, self.graph) as chain:
+        with Chain(self.session, self.graph, self.before) as chain:
             seen = 0
             for tokens in self.plan.parts:
                 done = self._step(chain, way, memory, seen, tokens)
@@ -240,7 +242,7 @@ class _Runner:
 
     def run_again(self, longer: Sequence[int]) -> tuple[Pass | None, int]:
         """The pass over all tokens after inputs of other lengths; None, with the length that stopped, when one does."""
-        with Chain(self.session, self.graph) as chain:
+        with Chain(self.session, self.graph, self.before) as chain:
             for length in longer:
                 sizes = self.plan.sizes(length, self.second)
                 done = chain.run(

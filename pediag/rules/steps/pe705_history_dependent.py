@@ -77,7 +77,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     if facets.structural is not None and not facets.structural.graph.sites:
         raise NotApplicable("no position enters the model")
     try:
-        history = facets.steps.history((facets.seq_len, 2 * facets.seq_len))
+        history = facets.steps.history(_longer(facets))
     except Unrunnable as reason:
         raise CouldNotCheck(str(reason)) from None
     if history.rows.remembers(history.after):
@@ -94,6 +94,13 @@ def check(facets: Facets) -> Iterator[Finding]:
     for site, changed in found.values():
         if changed > 0:
             yield _finding(facets, history, site, changed)
+
+
+def _longer(facets: Facets) -> tuple[int, ...]:
+    """The length asked about, and twice that where no learned table ends before."""
+    rows = [item.parameters.get("rows") for item in facets.encodings if item.scheme == "learned"]
+    ends = min((count for count in rows if isinstance(count, int)), default=2 * facets.seq_len)
+    return (facets.seq_len, 2 * facets.seq_len) if ends >= 2 * facets.seq_len else (facets.seq_len,)
 
 
 def _owner(facets: Facets, site: Site) -> Encoding | None:
