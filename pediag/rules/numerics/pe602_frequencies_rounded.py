@@ -12,7 +12,9 @@ table of cosines made ahead is judged by the frequencies recovered from its rows
 The angle is position times frequency, so a relative error of 2^-9 becomes radians at a few thousand tokens:
 with base 10000 and width 128 it is 1.25 rad at position 1023 and 10 rad at 8191. Nothing fails; long texts
 just come out wrong. ``model.to(torch.bfloat16)``, ``.half()``, engines and wrappers that cast buffers do
-this. A later ``.float()`` restores the dtype, not the digits.
+this. A later ``.float()`` restores the dtype, not the digits. From the other tensors the finding tells which way it
+went: the whole model in one half format (a cast, an engine); half buffers under wide weights (FSDP's
+``buffer_dtype``); wide buffers with half numbers (cast and cast back, a second load path).
 
 ## What is checked
 
@@ -30,9 +32,9 @@ those that the model which ran does not read.
 
 Cosines and sines that were finished in float32 and then cast lose half a unit in the last place at every
 position; that is harmless and silent. Frequencies that no formula explains (learned, or a list that the
-config does not give) are judged only when their store has a half dtype, by the bound u m w. Rounding that
-happens to positions or to the product is PE601 and PE603. What a stored list turns is not known without code: it
-may be a diffusion timestep, and the finding says so.
+config does not give) are judged only when their store has a half dtype, by the bound u m w. Where forward
+rounds positions too it is PE601, of the product PE603, powers beyond float16 PE606. What a stored list turns is
+not known without code: it may be a diffusion timestep, and the finding says so.
 
 ## Fix
 
@@ -56,7 +58,7 @@ import numpy as np
 
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
-from pediag.rules.numerics import _held, _overflow
+from pediag.rules.numerics import _buffers, _held, _overflow
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.theory.frequencies import rope_type, scaled
 from pediag.theory.recover import identify
@@ -351,7 +353,7 @@ def _finding(facets: Facets, encoding: Rotary | Sinusoidal, found: Rounded) -> F
         message=(
             f"The frequencies {name}{are}: the angle at position {last:,} is off by {bound}{error:.3g} rad."
         ),
-        effect=_effect(found, last, error),
+        effect=_effect(found, last, error) + _how(facets, encoding, found),
         where=Where(
             module=module or (encoding.modules[0] if encoding.modules else ""),
             encoding=encoding.id,
@@ -390,6 +392,14 @@ def _effect(found: Rounded, last: int, error: float) -> str:
     if first <= last:
         text += f"; the error passes {NOTICED} rad at position {first:,}"
     return text + ". Nothing fails. A later .float() does not restore the digits."
+
+
+def _how(facets: Facets, encoding: Rotary | Sinusoidal, found: Rounded) -> str:
+    """How it came, where the tensors of the model tell it."""
+    told = (
+        "" if found.cast or encoding.origin != "trace" else _buffers.how(facets, encoding.factor, found.form)
+    )
+    return f" {told}" if told else ""
 
 
 def _advice(encoding: Rotary | Sinusoidal, found: Rounded) -> str:

@@ -283,7 +283,7 @@ def _where(facets: Facets, encoding: Rotary | Sinusoidal, node: Node | None) -> 
 def _effect(facets: Facets, worst: Drift, drifts: list[Drift]) -> str:
     start = f"from position {worst.first:,} on the error passes what float32 allows"
     if worst.noticed is not None:
-        start += f", at {worst.noticed:,} it passes {NOTICED} rad"
+        start += f", by {worst.noticed:,} it has passed {NOTICED} rad"
     ran = ", ".join(f"{drift.lane} {drift.error:.2g}" for drift in drifts)
     real = [drift.lane for drift in drifts if drift.lane.startswith(("cuda", "mps", "xpu"))]
     absent = "" if real else " No accelerator was at hand."

@@ -146,3 +146,64 @@ def test_a_sinusoid() -> None:
     exact = 1e4 ** (-np.arange(24) / 23)
     rounded = rate.bfloat16().double().numpy()
     assert finding.evidence.measured == pytest.approx(999 * np.abs(rounded - exact).max(), rel=1e-3)
+
+
+def _fsdp(model: nn.Module) -> nn.Module:
+    """B017, facebookresearch/fairseq2#480: buffers alone are cast, in the first forward."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(torch.bfloat16))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        # B014, deepspeedai/DeepSpeed#8066: the engine calls module.bfloat16().
+        (lambda model: model.bfloat16(), "the whole model was cast"),
+        # B016, NVIDIA/Megatron-LM#744: .half() takes buffers along that are not persistent.
+        (lambda model: model.half(), "the whole model was cast"),
+        (_fsdp, "buffer_dtype"),
+        (lambda model: model.bfloat16().float(), "made wider afterwards"),
+        (lambda model: _fsdp(model).float(), "the list alone went that way"),
+    ],
+)
+def test_the_way_it_happened(change: Callable[[nn.Module], nn.Module], told: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = change(Turned(by_product, w=plain(1e4)).eval())
+    (finding,) = findings(model, seq_len=2048)
+    assert told in finding.effect
+
+
+def test_what_the_shift_probe_and_the_comparison_of_frequencies_each_miss() -> None:
+    """Rounded frequencies are a rotation still, so scores depend on distance alone; rounded positions break that.
+
+    Scores of fixed unit vectors at (m, m + 1) and the same shifted by 2048 tokens, in float64.
+    """
+    w = plain(1e4, 128).double()
+
+    def drift(place: Callable[[Tensor], Tensor], rate: Tensor) -> float:
+        m = torch.arange(256, 320, dtype=torch.float64)
+        score = [torch.cos((place(m + s + 1) - place(m + s))[:, None] * rate).mean(-1) for s in (0, 2048)]
+        return (score[0] - score[1]).abs().max().item()
+
+    exact, rounded = w, w.bfloat16().double()
+    in_half = lambda m: m.bfloat16().double()  # noqa: E731
+    assert drift(lambda m: m, rounded) < 1e-12 < 1e-2 < drift(in_half, exact)
+
+    def frequencies_only(model: nn.Module, n: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        angle = torch.arange(n, device=x.device).float()[:, None] * model.w
+        return angle.cos(), angle.sin()
+
+    def positions_only(model: nn.Module, n: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        angle = torch.arange(n, device=x.device).bfloat16().float()[:, None] * model.w
+        return angle.cos(), angle.sin()
+
+    def codes(angles: Any, rate: Tensor) -> set[str]:
+        report = pediag.check(Turned(angles, d=128, w=rate).eval(), select=["PE6", "PE401"], seq_len=2048)
+        return {finding.code for finding in report.findings}
+
+    assert codes(frequencies_only, rounded.float()) == {"PE602"}
+    assert codes(positions_only, exact.float()) == {"PE601"}
+    assert codes(positions_only, rounded.float()) == {"PE601", "PE602"}
