@@ -15,7 +15,7 @@ from pediag.encodings.model import Alibi, Clipped, Encoding, Floats, Mask, Unrec
 from pediag.encodings.program import call, leaf_names
 from pediag.encodings.relative import reads, relative
 from pediag.encodings.scores import HIDDEN
-from pediag.theory.alibi import identify_slopes
+from pediag.theory.alibi import BIAS_EXPONENT, PUBLISHED, identify_slopes, match_slopes
 from pediag.theory.alibi import slopes as published
 from pediag.trace.evaluate import Unavailable
 from pediag.trace.graph import Node, Site
@@ -364,6 +364,9 @@ def _named(slopes: Floats) -> tuple[str, float]:
     factor = float(slopes[0] / published(slopes.size)[0])
     if slopes.size > 1 and factor > 0 and (scaled := identify_slopes(slopes / factor)):
         return scaled, float(f"{factor:.6g}")
+    match = match_slopes(slopes)
+    if match is not None and match.name == PUBLISHED and match.rounded and match.exponent == BIAS_EXPONENT:
+        return "published, rounded to bfloat16", float(f"{match.factor:.6g}")
     return "unpublished", 1.0
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pediag
 from tests.rules._fixtures import load
 from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
 
@@ -93,6 +94,13 @@ def test_bfloat16_is_noted_and_sound_for_a_declared_family(tmp_path: Any) -> Non
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "bloom", "n_head": 20}')
     assert judged(published(20), dtype=torch.bfloat16, config=config) == []
+
+
+def test_inspect_names_rounded_slopes() -> None:
+    report = pediag.inspect(Plain([slope / 8 for slope in published(20)], torch.bfloat16).eval(), seq_len=64)
+    (encoding,) = [item for item in report.encodings if item.scheme == "alibi"]
+    assert encoding.parameters["slopes"] == "published, rounded to bfloat16"
+    assert encoding.parameters["factor"] == pytest.approx(0.125, rel=5e-3)
 
 
 def test_a_declared_family_makes_it_an_error(tmp_path: Any) -> None:
