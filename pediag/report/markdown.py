@@ -49,10 +49,14 @@ _PLAIN_CODE = re.compile(r"[^`|\\&<>]+")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of the text with the line ends around it; one without a ``kind`` is never left out."""
+    """A piece of the text with the line ends around it; one without a ``kind`` is never left out.
+
+    ``counts`` is not set for the head of a table, which goes with its last row.
+    """
 
     text: str
     kind: str = ""
+    counts: bool = True
 
 
 def render(
@@ -113,7 +117,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str) -> It
     """The head, and a part per row; nothing without rows."""
     made = [Part(f"| {' | '.join(cells)} |\n", kind) for cells in rows]
     if made:
-        yield Part(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n", kind)
+        yield Part(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n", kind, counts=False)
         yield from made
 
 
@@ -253,7 +257,7 @@ def _within(parts: Sequence[Part], limit: int) -> str:
             if excess > 0 and parts[index].kind == kind:
                 left.add(index)
                 excess -= sizes[index]
-    gone = Counter(parts[index].kind for index in left)
+    gone = Counter(parts[index].kind for index in left if parts[index].counts)
     counts = ", ".join(f"{kind} ({gone[kind]})" for kind in reversed(DROPPED) if gone[kind])
     kept = [part.text for index, part in enumerate(parts) if index not in left]
     told_of = f"\n> Left out, as {limit:,} bytes do not hold it: {counts}. `--format json` has everything.\n"

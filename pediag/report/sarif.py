@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -58,7 +58,7 @@ def render(results: Report | Sequence[Result], notes: Sequence[str] = ()) -> str
         "columnKind": "unicodeCodePoints",
         "originalUriBaseIds": {ROOT: {"description": {"text": "The working directory of the check."}}},
         "invocations": [_invocation(given, notes, order)],
-        "artifacts": [_artifact(result) for result in given],
+        "artifacts": _artifacts(given),
         "results": [
             _result(finding, report, order, named=several)
             for report in reports
@@ -94,7 +94,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "helpUri": f"{url.rstrip('/')}/blob/main/{page}" if url else None,
         "defaultConfiguration": {"level": rule.severity},
         "properties": {
-            "tags": ["positional-encoding", family(rule), rule.basis.replace(" ", "-")],
+            "tags": list(dict.fromkeys(("positional-encoding", family(rule), rule.basis.replace(" ", "-")))),
             "basis": rule.basis,
             "problem.severity": PROBLEM[rule.severity],
             "page": page,
@@ -194,11 +194,15 @@ def _artifact_location(file: str) -> dict[str, str]:
     relative = below(file)
     if relative is not None:
         return {"uri": _quoted(relative), "uriBaseId": ROOT}
-    return {"uri": Path(os.path.abspath(file)).as_uri()}
+    path = PurePath(os.path.abspath(file)).as_posix().lstrip("/")
+    return {"uri": f"file:///{_quoted(path)}"}
 
 
 def _quoted(path: str) -> str:
-    return quote(os.fsencode(path), safe="/")
+    try:
+        return quote(os.fsencode(path), safe="/")
+    except UnicodeError:  # half a surrogate pair: no file has this name
+        return quote(path, safe="/", errors="replace")
 
 
 def _fix(finding: Finding, changed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -209,6 +213,16 @@ def _fix(finding: Finding, changed: Mapping[str, list[dict[str, Any]]]) -> dict[
             for file, replacements in changed.items()
         ],
     }
+
+
+def _artifacts(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The files of the targets, each once."""
+    made: list[dict[str, Any]] = []
+    for result in results:
+        artifact = _artifact(result)
+        if artifact not in made:
+            made.append(artifact)
+    return made
 
 
 def _artifact(result: Result) -> dict[str, Any]:

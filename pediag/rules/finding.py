@@ -73,5 +73,5 @@ class Finding:
             severity=self.severity or severity,
             basis=basis,
             references=self.references or references,
-            fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
+            fingerprint=hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         )
