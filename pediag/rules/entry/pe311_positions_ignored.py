@@ -1,4 +1,4 @@
-"""Positions are given, computed or stored, and change nothing: an argument without effect, a table that nothing uses.
+"""Positions given, computed or stored change nothing: an argument without effect, a table without use.
 
 ## What it does
 
