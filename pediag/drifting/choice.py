@@ -15,6 +15,7 @@ from pediag.encodings.model import Alibi, Encoding, Learned, Rotary, Sinusoidal
 
 if TYPE_CHECKING:
     from pediag.rules.rule import Facets
+    from pediag.trace import Node, Site, Trace
 
 DECLARED = "only a config declares it: give its folder, the model's code, or a file with its tables"
 
@@ -46,6 +47,8 @@ def _waves(facets: Facets, encoding: Rotary | Sinusoidal) -> Subject | str:
     if encoding.origin == "tensors" and encoding.factor is not None:
         return _frequencies(facets, encoding)
     found = waves(facets, encoding, list(_held(facets, encoding)))
+    if found is None and encoding.origin == "trace":
+        found = waves(facets, encoding, list(_entered(facets, encoding)))
     return found or "neither the program of its angles nor a table of cosines and sines is at hand"
 
 
@@ -64,7 +67,30 @@ def _bias(facets: Facets, encoding: Alibi) -> Subject | str:
     trace = facets.structural
     if encoding.origin != "trace" or trace is None or encoding.node is None:
         return "slopes alone are no bias: give the model's code"
-    return Bias(facets, encoding, trace, encoding.node)
+    made = Bias(facets, encoding, trace, encoding.node)
+    longer = _at_length(facets, encoding, encoding.node) if not made.counters else None
+    if longer is None or facets.target is None:
+        return made
+    return Bias(facets, encoding, facets.target, longer)
+
+
+def _at_length(facets: Facets, encoding: Encoding, like: Node) -> Node | None:
+    """The value of a bias in the pass at the length asked about, for one that no counter of positions feeds."""
+    trace = facets.target
+    if trace is None or trace.failure is not None:
+        return None
+    nodes = (node for site in _joins(trace, encoding) for node in site.position)
+    fits = (node for node in nodes if node.dtype is like.dtype and node.shape[-1:] == (facets.seq_len,))
+    return next((node for node in fits if node.numel <= trace.value.budget), None)
+
+
+def _joins(trace: Trace, encoding: Encoding) -> Iterator[Site]:
+    """The joins of a trace that are those of an encoding in the first module that uses it."""
+    if encoding.sites:
+        first = encoding.sites[0]
+        yield from (
+            site for site in trace.graph.sites if (site.module, site.kind) == (first.module, first.kind)
+        )
 
 
 def _rows(facets: Facets, encoding: Encoding) -> Subject | str:
@@ -111,6 +137,23 @@ def _held(facets: Facets, encoding: Any) -> Iterator[Held]:
     if not seen and table is not None:
         value = trace.value(table.leaf)
         yield Held(_name(table.leaf), table.leaf, value.movedim(_axis(value, table.rows), 0), table.first)
+
+
+def _entered(facets: Facets, encoding: Encoding) -> Iterator[Held]:
+    """What meets content itself, token by token, in the longest pass that ran."""
+    from pediag.encodings.replaying import first_text
+    from pediag.trace import Unavailable
+
+    ran = [one for one in (facets.target, facets.structural) if one is not None and one.failure is None]
+    for trace in ran[:1]:
+        nodes = dict.fromkeys(node for site in _joins(trace, encoding) for node in site.position)
+        for node in list(nodes)[:8]:
+            try:
+                value = first_text(trace.value(node), trace)
+            except Unavailable:
+                continue
+            if value.is_floating_point() or value.is_complex():
+                yield Held("", node, value)
 
 
 def _axis(value: Any, rows: int) -> int:

@@ -70,7 +70,7 @@ def stored_lanes(facets: Facets, node: Node) -> list[Lane]:
     casts = [*([wanted] if isinstance(wanted, torch.dtype) and wanted not in CASTS else []), *CASTS]
     real = node.stored and node.dtype.is_floating_point
     as_stored = Lane()
-    as_stored.name = "as stored"
+    as_stored.name = "as stored" if node.stored else "as written"
     return [as_stored, *(Cast(one) for one in casts if real and one is not node.dtype)]
 
 
