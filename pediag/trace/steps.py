@@ -156,9 +156,9 @@ class Steps:
 
     def _search(self, *, told: bool) -> Cached:
         ways = conventions(self.session.model, self.specs)
+        runner = self._run()
         if not self.session.structural().graph.attentions:
             raise NoCache("the model has no attention")
-        runner = self._run()
         chosen = [way for way in ways if way.positions or not told]
         for way in chosen[:_TRIED]:
             cached = runner.run(way)
