@@ -400,7 +400,10 @@ class _Replay:
         if joined:
             wanted = self._shape(shape, self.count)
             smaller = tuple(slice(min(pair)) for pair in zip(value.shape, wanted, strict=True))
-            return value[smaller].expand(wanted).contiguous()
+            value = value[smaller]
+            if any(now not in (1, size) for now, size in zip(value.shape, wanted, strict=True)):
+                raise Unavailable("what is joined with the operand has room for a fixed number of texts")
+            return value.expand(wanted).contiguous()
         return value
 
     def _rows(self, result: torch.Tensor) -> Floats:

@@ -191,3 +191,47 @@ def test_healthy_fixtures_depend_on_the_distance_alone(stem: str) -> None:
             q, k = (turn(unit)[:, 0].permute(1, 2, 0).double().numpy() for turn in (turn_q, turn_k))
         np.testing.assert_allclose(q[5].T @ k[2], q[105].T @ k[102], atol=1e-4)
         np.testing.assert_allclose(np.linalg.norm(q, axis=1), 1.0, atol=1e-5)
+
+
+# -- out of the ordinary ------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("pediag_tests::turned", mutates_args=())
+def turned_by_an_own_operation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+@turned_by_an_own_operation.register_fake
+def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_own_operation_that_can_be_run() -> None:
+    def turn(x: Tensor) -> Tensor:
+        return turned_by_an_own_operation(x, angles(x).cos(), angles(x).sin())
+
+    (found,) = turns(trace(Attending(both(turn)).eval()))
+    assert found.q is not None
+    assert found.q.map is not None, found.q.reason
+    np.testing.assert_allclose(found.q.map.at(6), matrix(6, W), atol=2e-6)
+
+
+class Cache(nn.Module):
+    """Room for the keys of more texts than are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(12, 700, 3, 16), persistent=False)
+
+
+def test_keys_that_are_read_back_from_a_cache() -> None:
+    def style(layer, q, k, v):
+        batch, n = k.shape[0], k.shape[2]
+        layer.cache.rows[:batch, :n] = halves(k, angles(k)).transpose(1, 2)
+        return halves(q, angles(q)), layer.cache.rows[:batch, :n].transpose(1, 2), v
+
+    (found,) = turns(trace(Attending(style, cache=Cache()).eval()))
+    assert found.k is not None
+    assert found.k.map is not None, found.k.reason
+    np.testing.assert_allclose(found.k.map.at(6), matrix(6, W), atol=2e-6)
