@@ -26,7 +26,8 @@ least two whole runs, or one whole run whose last layer alone differs.
 
 A pattern of the user's own that no config tells is a warning. One layer alone that no pattern explains is an error;
 where it would be the first of "every k-th" in a stack that ends before the second, a warning. Two layers of which the
-last has none are taken for a pattern.
+last has none are taken for a pattern. Layers that are passes of one loop over plain weights are told apart by their
+order alone: a warning.
 
 ## Fix
 
@@ -49,7 +50,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pediag.encodings.grouping import layers
-from pediag.rules.entry._common import place
+from pediag.rules.entry._common import place, spot
 from pediag.rules.finding import Evidence, Finding, Fix, Severity
 from pediag.rules.geometry._rotation import every_kind, is_rotated, kinds, unread
 from pediag.rules.rule import Facets, NotApplicable, rule
@@ -63,9 +64,12 @@ NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 
 @dataclass(slots=True)
 class _Stack:
-    """Attentions of equal layers: number of the layer -> the attention and whether it is rotated."""
+    """Attentions of equal layers: number of the layer -> the attention and whether it is rotated.
 
-    type: object
+    Where modules are not ``numbered`` (a loop over plain weights) the number is the place in the loop.
+    """
+
+    numbered: bool
     layers: dict[int, tuple[Turned, bool]]
 
     @property
@@ -119,14 +123,18 @@ def _stacks(facets: Facets) -> list[_Stack]:
     for item in attentions:
         path = item.attention.module
         numbers = list(NUMBER.finditer(path))
-        if not numbers or not item.alike:
+        if not item.alike:
             continue
-        which = numbers[widest[NUMBER.sub("*", path)]]
-        around, layer = (path[: which.start()], path[which.end() :]), int(which.group())
-        again = seen[(around, layer)] = seen.get((around, layer), 0) + 1
+        around: object = (path, spot(item.attention.frame))
+        layer = again = 0
+        if numbers:
+            which = numbers[widest[NUMBER.sub("*", path)]]
+            around, layer = (path[: which.start()], path[which.end() :]), int(which.group())
+            again = seen[(around, layer)] = seen.get((around, layer), 0) + 1
         shape = (item.attention.query.shape, item.attention.key.shape)
         key = (around, again, _masks(facets, path), shape, item.attention.causal)
-        stacks.setdefault(key, _Stack(key, {})).layers[layer] = (item, rotated[id(item)])
+        stack = stacks.setdefault(key, _Stack(bool(numbers), {}))
+        stack.layers[layer if numbers else len(stack.layers)] = (item, rotated[id(item)])
     return list(stacks.values())
 
 
@@ -172,7 +180,7 @@ def _types(facets: Facets, count: int) -> list[str] | None:
 
 def _judged(facets: Facets, stack: _Stack, said: list[bool] | None) -> Finding | None:
     indices = sorted(stack.layers)
-    if said is not None and len(said) > indices[-1] and any(stack.flags):
+    if said is not None and stack.numbered and len(said) > indices[-1] and any(stack.flags):
         wrong = [i for i in indices if stack.layers[i][1] is not said[i]]
         return _finding(facets, stack, wrong, "error", "the config declares") if wrong else None
     flags = stack.flags
@@ -189,7 +197,8 @@ def _judged(facets: Facets, stack: _Stack, said: list[bool] | None) -> Finding |
         return None
     few = min((True, False), key=flags.count)
     odd = [i for i in indices if stack.layers[i][1] is few]
-    return _finding(facets, stack, odd, severity(flags), "the other layers of this type have")
+    degree = severity(flags) if stack.numbered else "warning"
+    return _finding(facets, stack, odd, degree, "the other layers of this type have")
 
 
 def regular(flags: Sequence[bool]) -> bool:
@@ -211,7 +220,8 @@ def severity(flags: Sequence[bool]) -> Severity:
 def _finding(facets: Facets, stack: _Stack, odd: list[int], degree: Severity, against: str) -> Finding:
     first = stack.layers[odd[0]][0].attention
     rotated = stack.layers[odd[0]][1]
-    named = layers(stack.layers[i][0].attention.module for i in odd) or ", ".join(map(str, odd))
+    named = layers(stack.layers[i][0].attention.module for i in odd) if stack.numbered else ""
+    named = named or f"pass {', '.join(map(str, odd))} of one loop"
     is_are = "has" if len(odd) == 1 else "have"
     what = "a rotation" if rotated else "no rotation"
     opposite = "none" if rotated else "one"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from pediag.rules.entry.pe308_not_applied_here import regular, severity
 from tests.rules._fixtures import load
@@ -108,3 +110,29 @@ def test_one_layer_alone_is_not_judged():
     assert outcome(stack([1]), CODE, 64).status == "not-applicable"
     with torch.no_grad():
         assert stack([1])(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 5, 48)
+
+
+class Loop(nn.Module):
+    """Plain weights of four layers and one loop; layer 1 goes without."""
+
+    def __init__(self, without: int) -> None:
+        super().__init__()
+        self.without, self.embed = without, nn.Embedding(99, 32)
+        self.weights = nn.Parameter(torch.randn(4, 32, 96) * 0.1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for index, weight in enumerate(self.weights):
+            q, k, v = (x @ weight).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+            if index != self.without:
+                q, k = halves(q, angles(q)), halves(k, angles(k))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + y.transpose(1, 2).flatten(2)
+        return x
+
+
+def test_a_loop_over_plain_weights():
+    (finding,) = findings(Loop(1).eval(), CODE, 64)
+    assert finding.severity == "warning"
+    assert "Pass 1 of one loop" in finding.message
+    assert findings(Loop(9).eval(), CODE, 64) == []
