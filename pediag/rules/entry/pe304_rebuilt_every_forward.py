@@ -129,9 +129,9 @@ def _entering(trace: Trace) -> set[Node]:
     """Values that what enters content is made of, masks left out."""
     from pediag.trace.graph import ancestors
 
-    masks = {attention.mask for attention in trace.graph.attentions}
-    roots = {node for site in trace.graph.sites for node in site.position if not _hides(trace, node)}
-    roots |= {mask for mask in masks if mask is not None and not _hides(trace, mask)}
+    masks = {item.mask for item in trace.graph.attentions if item.mask is not None}
+    entering = masks | {node for site in trace.graph.sites for node in site.position}
+    roots = {node for node in entering if not _hides(trace, node)}
     return set().union(*(ancestors(node) for node in roots)) if roots else set()
 
 
