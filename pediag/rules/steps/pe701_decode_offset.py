@@ -27,7 +27,7 @@ key is right in the first and wrong in the second.
 
 ## Known limits
 
-The position is read off by comparing with the rows of the full pass (58 tokens or fewer); one outside of them is told
+The position is read off by comparing with the rows of the full pass (some 60 tokens); one outside of them is told
 as "none of these". A shift of query and cached keys by the same amount changes nothing under rotary encodings and is
 silent. The convention of the cache is told from the signature of forward and confirmed by the trace: attention must
 see keys of earlier tokens. Where that fails the rule could not check; `--cache NAME=VALUE` names it. Batches with

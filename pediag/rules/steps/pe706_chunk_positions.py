@@ -23,7 +23,7 @@ The evidence is then the largest angle in radians between a cached key and the o
 
 ## Known limits
 
-Chunks are run at a short length (58 tokens or fewer): a switch at 4,096 tokens shows in PE507. A fault that single
+Chunks are run at a short length (some 60 tokens): a switch at 4,096 tokens shows in PE507. A fault that single
 steps have too is PE701's. Chunks that the model cannot take could not be checked, which the reason says. Dynamic
 scaling with keys cached after rotation is known to differ a little and was accepted for speed in common libraries.
 
