@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import struct
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pediag.trace import Evaluator
-from pediag.trace.lanes import TF32, Cast, Float64, to_tf32
+from pediag.trace import Evaluator, ancestors
+from pediag.trace.lanes import TF32, Cast, DefaultDtype, Float64, available, to_tf32
 from tests.trace._sessions import WIDTH, Adds, content, joined, trace
 
 D = WIDTH
@@ -191,3 +192,39 @@ def test_cast_does_not_round_given_positions() -> None:
 @pytest.mark.parametrize("lane", [Float64(), TF32(), Cast(torch.bfloat16)])
 def test_lanes_have_names(lane: object) -> None:
     assert getattr(lane, "name") in ("float64", "tf32", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_default_dtype(dtype: torch.dtype) -> None:
+    """What is made without a dtype follows, also a quotient of integers; explicit dtypes and casts stay."""
+
+    def program(x: Tensor) -> Tensor:
+        n = x.shape[1]
+        loose = torch.arange(0.0, n) + torch.arange(n) / 3 + torch.linspace(0, 1, n)
+        tight = torch.arange(0.0, n, dtype=torch.float32) * 0.7 + torch.arange(n).float() / 3
+        return (loose.float() + tight)[:, None]
+
+    made = trace(Adds(program))
+    got = Evaluator(DefaultDtype(dtype))(joined(made))
+    x = content((1, made.sizes.tokens, D))
+    torch.set_default_dtype(dtype)
+    try:
+        expected = program(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got, expected)
+    assert not torch.equal(got, program(x))
+
+
+def test_the_lanes_that_may_change_a_program() -> None:
+    def names(program: Any) -> list[str]:
+        return [lane.name for lane in available(ancestors(joined(trace(program))))]
+
+    whole = Adds(lambda x: torch.arange(x.shape[1], device=x.device).float()[:, None] * 0.5)
+    assert names(whole) == ["as written"]
+    by_default = Adds(lambda x: torch.arange(0.0, x.shape[1])[:, None])
+    assert names(by_default) == ["as written", "default bfloat16", "default float16"]
+    assert names(Adds(_angles)) == ["as written", "autocast bfloat16", "autocast float16", "tf32"]
+    held = trace(Stores())
+    stored = [lane.name for lane in available(ancestors(held.graph.sites[0].position[-1]))]
+    assert stored == ["as written", "bfloat16", "float16"]

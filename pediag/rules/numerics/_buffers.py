@@ -56,8 +56,8 @@ def _held_so(form: str, weights: set[str], buffers: set[str]) -> str:
 def _held_again(form: str, weights: set[str], rounded_too: bool) -> str:
     if rounded_too:
         return (
-            f"The weights hold {form} numbers in {' and '.join(sorted(weights))} as well: the model was cast, or loaded, "
-            f"in {form} and made wider afterwards."
+            f"The weights hold {form} numbers in {' and '.join(sorted(weights))} as well: the model was cast, or "
+            f"loaded, in {form} and made wider afterwards."
         )
     if weights & set(HALF):
         return f"Its dtype is wider than that of the weights: it was cast with them to {form} and cast back."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pediag.encodings import Encoding
     from pediag.rules.rule import Facets
-    from pediag.trace import Node, Trace
+    from pediag.trace import Node, Session, Trace
 
     Floats = NDArray[np.float64]
 
@@ -224,19 +224,36 @@ def lost(facets: Facets, encoding: Encoding) -> tuple[Held, Left] | None:
 
 def _follows_frequencies(facets: Facets, encoding: Encoding, item: Held) -> bool:
     """Whether positions are in the format of stored frequencies and would be in float32 if those were."""
-    import torch
+    return follows_frequencies(facets, encoding, item.form, [item.node])
 
-    from pediag.trace.casting import cast_as
+
+def follows_frequencies(facets: Facets, encoding: Encoding, form: str, nodes: list[Node]) -> bool:
+    """Whether stored frequencies are in ``form``, and none of ``nodes`` would be if those were in float32."""
     from pediag.trace.graph import ancestors
 
     factor = getattr(encoding, "factor", None)
     if factor is None or facets.batches is None:
         return False
-    stored = [node for node in ancestors(factor) if node.stored and str(node.dtype).endswith(item.form)]
-    formats = {name: torch.float32 for node in stored for name in node.names}
-    session = facets.batches.session
-    trace = cast_as(session, {name: form for name, form in formats.items() if name in session.fakes})
-    if not formats or trace is None:
-        return bool(formats)
-    spots = {node.frame for node in trace.graph.nodes if str(node.dtype).endswith(item.form)}
-    return item.node.frame not in spots
+    stored = [node for node in ancestors(factor) if node.stored and _is(node, form)]
+    if not stored:
+        return False
+    key = ("widened", *sorted(name for node in stored for name in node.names))
+    if key not in facets.shared:
+        facets.shared[key] = _widened(facets.batches.session, stored)
+    trace: Trace | None = facets.shared[key]
+    spots = {node.frame for node in trace.graph.nodes if _is(node, form)} if trace is not None else set()
+    return all(node.frame not in spots for node in nodes)
+
+
+def _is(node: Node, form: str) -> bool:
+    return str(node.dtype).removeprefix("torch.") == form
+
+
+def _widened(session: Session, stored: list[Node]) -> Trace | None:
+    """The structural pass with these buffers in float32; None where the model cannot be run so."""
+    import torch
+
+    from pediag.trace.casting import cast_as
+
+    names = [name for node in stored for name in node.names if name in session.fakes]
+    return cast_as(session, dict.fromkeys(names, torch.float32))

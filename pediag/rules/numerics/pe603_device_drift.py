@@ -163,7 +163,7 @@ def lanes(
     from pediag.trace.evaluate import Lane
     from pediag.trace.lanes import Cast
 
-    if not _cast_in_forward(facets, encoding):
+    if not _by_frequencies(facets, encoding):
         yield "as written", Lane()
     if program.built:
         return
@@ -175,10 +175,18 @@ def lanes(
         yield from ((lane.name, lane) for lane in accelerators())
 
 
-def _cast_in_forward(facets: Facets, encoding: Rotary | Sinusoidal) -> bool:
-    """Whether PE602 speaks of frequencies that forward rounds: then the program as written is off by those."""
+def _by_frequencies(facets: Facets, encoding: Rotary | Sinusoidal) -> bool:
+    """Whether PE602 names the cause of all that is rounded as written: a cast of frequencies, or a dtype they lend."""
     found = rounded(facets, encoding)
-    return found is not None and found.cast
+    if found is None or found.cast:
+        return found is not None
+    made = (
+        [node for node in replaying.parts(encoding.phase) if not node.stored]
+        if encoding.phase is not None
+        else []
+    )
+    halves = [node for node in made if str(node.dtype).removeprefix("torch.") == found.form]
+    return _held.follows_frequencies(facets, encoding, found.form, halves)
 
 
 def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program) -> Iterator[Drift]:

@@ -94,7 +94,7 @@ def _ties(facets: Facets, encoding: Alibi) -> Ties | None:
     found = None
     for node in replaying.parts(encoding.node) if encoding.node is not None else ():
         if _by_head_and_key(trace, node, encoding.slopes.size):
-            found = _in(facets, trace, node) or found
+            found = found or _in(facets, trace, node)
     return found
 
 
