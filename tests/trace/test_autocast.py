@@ -87,8 +87,8 @@ def test_lines_that_stay_out() -> None:
             one = m @ RATES[None]
         on = torch.is_autocast_enabled("cpu")
         with torch.autocast("cpu", enabled=False) if on else nullcontext():
-            two = m @ RATES[None] * 2
-        return one + two + (m @ RATES[None]).float()
+            two = 2 * m @ RATES[None]
+        return one + two + (3 * m @ RATES[None]).float()
 
     session = Session(open_target(Adds(program)))
     made = session.structural()
