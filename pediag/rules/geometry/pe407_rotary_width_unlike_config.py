@@ -5,7 +5,8 @@
 Compares how many channels of a head the model turns with the width that its config writes down: ``rotary_dim``,
 ``partial_rotary_factor`` (``rotary_pct``, ``rope_pct``) times the head, or ``qk_rope_head_dim``. It fires where they
 differ. Silent where the config writes no width, where several layer types have widths of their own and one of them
-fits, and on rotations of a head that is not the declared one (a vision tower, an indexer).
+fits (one that writes none turns whole heads), and on rotations of a head that is not the declared one (a vision tower,
+an indexer).
 
 ## Why it matters
 
@@ -62,7 +63,9 @@ PAIR = 2
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each rotation whose width no declaration of its head has."""
-    declared = [one for one in with_widths(facets.config) if _said(one) is not None]
+    spoken = with_widths(facets.config)
+    declared = [one for one in spoken if _said(one) is not None]
+    some_whole = len(declared) < len(spoken)
     rotations = [item for item in facets.encodings if isinstance(item, Rotary) and item.origin == "trace"]
     if not rotations:
         raise NotApplicable("no rotation is recognised in the model")
@@ -70,7 +73,7 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise NotApplicable("the config writes no rotary width")
     for rotation in rotations:
         widths = {width: one for one in declared if (width := _width(one, rotation.head_width))}
-        if not rotation.even or not widths:
+        if not rotation.even or not widths or (some_whole and rotation.width == rotation.head_width):
             continue
         if all(abs(rotation.width - width) >= PAIR for width in widths):
             nearest = min(widths, key=lambda width: abs(width - rotation.width))

@@ -74,3 +74,13 @@ def test_another_head_is_not_judged():
 def test_nothing_written():
     assert outcome(Attending(partly(8), config=SHAPE).eval(), CODE, 128).status == "not-applicable"
     assert outcome(Attending(partly(8)).eval(), CODE, 128).status == "not-applicable"
+
+
+def test_a_type_of_layers_that_writes_none_turns_whole():
+    """Gemma 4: a share for global layers, none for local ones."""
+    types = {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 10000}}
+    types["sliding_attention"] = {"rope_theta": 10000}
+    config = {**SHAPE, "rope_parameters": types}
+    assert findings(Attending(partly(16), partly(4), config=config).eval(), CODE, 128) == []
+    (finding,) = findings(Attending(partly(16), partly(8), config=config).eval(), CODE, 128)
+    assert (finding.evidence.measured, finding.evidence.expected) == (8, 4)
