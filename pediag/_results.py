@@ -124,6 +124,8 @@ def _summarise(done: Done) -> None:
         text = markdown.render(done.shown, done.notes, limit=max(0, markdown.SUMMARY_LIMIT - used))
         with path.open("a", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
+        if not text:
+            terminal.complain(f"note: {STEP_SUMMARY} is full: the report was not added")
     except (OSError, ValueError) as error:
         terminal.complain(f"note: {STEP_SUMMARY} could not be written: {getattr(error, 'strerror', error)}")
 

@@ -29,6 +29,7 @@ def catalogue(monkeypatch, make_rule):
 def pipeline(monkeypatch, make_report, make_finding):
     """A stand-in for pediag.check: the target's first word says what comes of it."""
     calls = []
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
     def check(target, **options):
         calls.append((target, options))

@@ -285,7 +285,7 @@ def test_files_beside_models_are_left_out_with_a_note(tmp_path, monkeypatch, cap
     assert [report["target"]["spec"] for report in several["reports"]] == ["run/step-9.pt", "run/step-10.pt"]
     assert several["failures"] == []
     assert [note.partition(": ")[0] for note in several["notes"]] == ["run", "left out"]
-    assert main(["check", "run/optim*.pt", "--format", "json"]) == 2
+    assert main(["check", "run/optim*.pt", "--format", "json", "--quiet"]) == 2
     out, err = capsys.readouterr()
     assert [failure["target"] for failure in json.loads(out)["failures"]] == ["run/optimizer.pt"]
     assert err.count("\n") == 1

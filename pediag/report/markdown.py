@@ -128,7 +128,7 @@ def _targets(results: Sequence[Result]) -> Iterator[Part]:
             row = [code(result.spec, LONGEST_CELL), "**STOPPED**", text(result.reason, LONGEST_CELL)]
         else:
             what = ", ".join(encoding.title or encoding.scheme for encoding in result.encodings)
-            said = f"{told.found(result.summary)} · {result.nothing_checked or what}"
+            said = " · ".join(filter(None, (told.found(result.summary), result.nothing_checked or what)))
             spec = code(result.target.spec, LONGEST_CELL)
             row = [spec, f"**{told.verdict(result)}**", text(said, LONGEST_CELL)]
         rows.append(row)

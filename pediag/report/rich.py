@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO
 
 from rich import box
@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pediag.report import summary
+from pediag.report import summary, told
 from pediag.report.model import Recognised, Report, Result, Stopped
 from pediag.report.sites import group
 from pediag.report.wording import (
@@ -26,10 +26,14 @@ from pediag.report.wording import (
     source_line,
 )
 from pediag.rules.finding import Evidence, Finding
-from pediag.rules.run import Outcome, Status
+from pediag.rules.run import Status
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 VERDICTS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red")}
+UNJUDGED: tuple[tuple[Status, str], ...] = (
+    ("not-applicable", "not applicable"),
+    ("could-not-check", "could not check"),
+)
 NOTHING = ("NOTHING CHECKED", "bold yellow")
 HINT = "pediag explain CODE says what a rule checks and why."
 NARROWEST_PLAIN = 100
@@ -224,8 +228,8 @@ def _footer(report: Report) -> Iterable[tuple[str, Text]]:
     for encoding in report.encodings:
         yield "recognised", _recognised(encoding)
     yield "rules", _ran(report)
-    for status, label in (("not-applicable", "not applicable"), ("could-not-check", "could not check")):
-        for reason, codes in _reasons(report.outcomes, status).items():
+    for status, label in UNJUDGED:
+        for reason, codes in told.reasons(report.outcomes, status).items():
             ran = [outcome.rule.code for outcome in report.outcomes]
             yield label, Text(runs(codes, ran)).append(f": {reason}", style="dim")
     for outcome in report.outcomes:
@@ -255,14 +259,6 @@ def _ran(report: Report) -> Text:
         f"{counted(counts['ran'], 'rule')} ran · {counts['not_applicable']} not applicable · "
         f"{counts['could_not_check']} could not check"
     )
-
-
-def _reasons(outcomes: Iterable[Outcome], status: Status | str) -> Mapping[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        if outcome.status == status:
-            grouped.setdefault(printable(outcome.reason) or "no reason given", []).append(outcome.rule.code)
-    return grouped
 
 
 def _verdict(report: Report) -> Text:

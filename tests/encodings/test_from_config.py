@@ -379,8 +379,8 @@ def test_a_config_is_checked_without_torch(tmp_path: Path) -> None:
         "import sys; from pediag.cli import main; status = main(sys.argv[1:]); "
         "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'; sys.exit(status)"
     )
-    for command in ("check", "inspect"):
-        words = [command, str(path), "--format", "json"]
+    for command in (["check", "--quiet"], ["inspect"]):
+        words = [*command, str(path), "--format", "json"]
         done = subprocess.run(
             [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
         )

@@ -160,8 +160,13 @@ def test_a_summary_that_is_full_stays_within_what_github_takes(config, monkeypat
     summary = tmp_path / "summary.md"
     summary.write_text("x" * (1024 * 1024 - 10))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    assert main(config) == 1
-    assert summary.stat().st_size <= 1024 * 1024
+    assert main([*config, "--quiet"]) == 1
+    assert summary.stat().st_size == 1024 * 1024 - 10
+    assert capsys.readouterr().err == "pediag: note: GITHUB_STEP_SUMMARY is full: the report was not added\n"
+    summary.write_text("x" * (1024 * 1024 - 1_200))
+    assert main([*config, "--quiet"]) == 1
+    assert 1024 * 1024 - 1_200 < summary.stat().st_size <= 1024 * 1024
+    assert "Left out" in summary.read_text(encoding="utf-8")
 
 
 def test_a_summary_that_cannot_be_written_is_told_and_no_more(config, monkeypatch, capsys, tmp_path):
