@@ -48,7 +48,7 @@ def _rows(folder: Path, suffix: str, write: Callable[[Path, int], None]) -> Iter
 
 
 def _check(path: Path) -> list[str]:
-    words = ["check", str(path), "--seq-len", str(2 * ROWS), "--format", "json"]
+    words = ["check", str(path), "--seq-len", str(2 * ROWS), "--format", "json", "--quiet"]
     return [sys.executable, "-m", "pediag", *words]
 
 

@@ -93,7 +93,7 @@ def _folder(path: Path) -> None:
 
 
 def _check(names: Sequence[str], jobs: int) -> list[str]:
-    words = ["check", *names, "--jobs", str(jobs), "--format", "json"]
+    words = ["check", *names, "--jobs", str(jobs), "--format", "json", "--quiet"]
     return [sys.executable, "-m", "pediag", *words]
 
 

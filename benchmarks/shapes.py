@@ -74,7 +74,7 @@ def _directory(folder: Path, layers: int) -> Path:
 
 
 def _check(directory: Path, length: int) -> list[str]:
-    words = ["check", str(directory), "--seq-len", str(length), "--format", "json"]
+    words = ["check", str(directory), "--seq-len", str(length), "--format", "json", "--quiet"]
     return [sys.executable, "-m", "pediag", *words]
 
 
