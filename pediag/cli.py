@@ -375,6 +375,8 @@ def drift(
         found = made(target, lanes=lanes or (), against=against, progress=progress, **options)
     if save is not None and any(one.measured for one in found.encodings):
         found.save(save, force=force)
+    elif save is not None:
+        found.notes.append(f"{save} was not written: nothing was measured")
     if format is Format.json:
         terminal.write(json.dump(drawing.as_json(found)), output)
     else:

@@ -78,6 +78,7 @@ def _lane(lane: LaneDrift) -> dict[str, Any]:
         "positions": list(held.positions),
         "values": [[_number(item) for item in row] for row in held.values],
         "limits": [_number(item) for item in held.limits],
+        "whole": held.whole,
     }
 
 
@@ -199,11 +200,12 @@ def _read_lane(name: str, value: Any) -> LaneDrift:
     rows = [_list(row, "values") for row in _list(one.get("values"), "values")]
     values = tuple(tuple(_real(item) for item in row) for row in rows)
     limits = tuple(_real(item) for item in _list(one.get("limits"), "limits"))
+    whole = _text(one.get("whole"), "whole")
     if len(at) != len(digests) or len({len(where), len(values), len(limits)}) != 1:
         raise _Wrong(f"lists of lane {name} differ in length")
     if len({len(row) for row in values}) > 1:
         raise _Wrong(f"rows of lane {name} differ in length")
-    return LaneDrift(name, samples=Samples(at, digests, where, values, limits))
+    return LaneDrift(name, samples=Samples(at, digests, where, values, limits, whole))
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:
@@ -307,6 +309,13 @@ def _pair(one: EncodingDrift, lane: LaneDrift, other: LaneDrift, name: str) -> C
     shared = set(own.at) & set(other.samples.at)
     if not shared:
         return Compared(one.id, lane.lane, name, "not compared", one.unit, note="no position in common")
+    if (
+        first is None
+        and own.whole != other.samples.whole
+        and len(own.at) == len(shared) == len(other.samples.at)
+    ):
+        note = "other numbers between the positions that the file tells apart"
+        return Compared(one.id, lane.lane, name, "differs", one.unit, note=note)
     if first is None:
         return Compared(one.id, lane.lane, name, "same bits", one.unit, 0.0)
     if not own.values or not other.samples.values:
@@ -343,7 +352,7 @@ def _measured(one: EncodingDrift, lane: str, name: str, first: int, own: Samples
         one.unit,
         float(off[at]),
         own.positions[rows[at]],
-        first,
+        min([first, *beyond]),
         min(beyond, default=None),
     )
 

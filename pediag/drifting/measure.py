@@ -30,9 +30,18 @@ ALWAYS = (1023, 8191)
 BLOCK = 96
 """Neighbouring positions at the end of an octave that are looked at for equal ones."""
 
-SAMPLED_POSITIONS = 18
-SAMPLED_COLUMNS = 8
-"""Numbers of a lane that a fingerprint keeps: some positions of some pairs or heads."""
+SAMPLED = 512
+"""Numbers of a lane that a fingerprint keeps, or a few more: of every pair or head at some positions."""
+
+SAMPLED_COLUMNS = 256
+SAMPLED_POSITIONS = (3, 16)
+"""Pairs or heads at most, and positions at least and at most."""
+
+DIGITS = 12
+"""Significant digits of a number that is kept; equal bits are told by digests."""
+
+ROWS = 4096
+"""Rows of a table that are read at once."""
 
 DIGEST = 12
 """Hexadecimal digits of the digest of one position."""
@@ -156,6 +165,7 @@ class _Measuring:
                     error=float(error[k, column]),
                     bound=float(self.limit[rows[k]].max()),
                     total=float(total[k].max()),
+                    beyond=bool((total[k] > self.limit[rows[k]]).any()),
                     entering=None if beside is None else float(beside[k]),
                     steps=None if steps is None else float(steps[k].max()),
                 )
@@ -202,8 +212,9 @@ class _Measuring:
             near = self._equal(max(start, end - BLOCK), end)
             if not near.any():
                 continue
-            found = self._equal(start, end) if self._dense else near
-            scale = 1.0 if self._dense else (end - start) / near.size
+            whole = self._dense or first is None
+            found = self._equal(start, end) if whole else near
+            scale = 1.0 if whole else (end - start) / near.size
             count += round(int(found.sum()) * scale)
             if first is None:
                 first = end - found.size + int(found.argmax())
@@ -223,19 +234,33 @@ class _Measuring:
     def samples(self) -> Samples:
         """Digests of all numbers at every second position, and some of the numbers unless they are trained."""
         kept = np.unique(np.append(np.arange(0, self.where.size, 2), self.where.size - 1))
-        digests = tuple(_digest(self.got[k]) for k in kept)
+        stored = self.subject.bits(self.lane, self.where[kept])
+        digests = tuple(_digest(row) for row in (self.got[kept] if stored is None else stored))
         at = tuple(int(item) for item in self.where[kept])
+        whole = "" if stored is None else self._whole()
         if self.subject.trained:
-            return Samples(at, digests)
-        rows = _spread(np.searchsorted(self.where, shown(self.subject.length)), SAMPLED_POSITIONS)
-        columns = _spread(np.arange(self.got.shape[1]), SAMPLED_COLUMNS)
+            return Samples(at, digests, whole=whole)
+        columns = _spread(_different(self.exact), SAMPLED_COLUMNS)
+        least, most = SAMPLED_POSITIONS
+        count = min(max(SAMPLED // columns.size, least), most)
+        rows = _spread(np.searchsorted(self.where, shown(self.subject.length)), count)
         return Samples(
             at,
             digests,
             tuple(int(item) for item in self.where[rows]),
-            tuple(tuple(float(x) for x in self.got[k, columns]) for k in rows),
+            tuple(tuple(float(f"{x:.{DIGITS}g}") for x in self.got[k, columns]) for k in rows),
             tuple(float(x) for x in self.limit[rows].max(axis=1, initial=0.0)),
+            whole,
         )
+
+    def _whole(self) -> str:
+        """The digest of all rows of a finished table."""
+        made = hashlib.sha256()
+        for start in range(0, self.subject.length, ROWS):
+            where = np.arange(start, min(start + ROWS, self.subject.length))
+            rows = self.subject.bits(self.lane, where)
+            made.update(b"" if rows is None else _plain(rows).tobytes())
+        return made.hexdigest()[:DIGEST]
 
 
 def _octaves(length: int) -> Iterator[tuple[int, int]]:
@@ -244,6 +269,12 @@ def _octaves(length: int) -> Iterator[tuple[int, int]]:
     while start < length:
         yield start, min(2 * start, length)
         start *= 2
+
+
+def _different(exact: Floats) -> Ints:
+    """The columns (K,) without those that repeat another: cosine and sine tables hold each pair twice."""
+    _, first = np.unique(exact, axis=1, return_index=True)
+    return np.asarray(np.sort(first), dtype=np.int64)
 
 
 def _spread(items: Ints, count: int) -> Ints:
@@ -255,5 +286,8 @@ def _spread(items: Ints, count: int) -> Ints:
 
 def _digest(row: Floats) -> str:
     """Of one position: equal for equal bits, with one zero and one NaN."""
-    plain = np.where(np.isnan(row), np.nan, row + 0.0)
-    return hashlib.sha256(np.ascontiguousarray(plain).tobytes()).hexdigest()[:DIGEST]
+    return hashlib.sha256(_plain(row).tobytes()).hexdigest()[:DIGEST]
+
+
+def _plain(numbers: Floats) -> Floats:
+    return np.ascontiguousarray(np.where(np.isnan(numbers), np.nan, numbers + 0.0))

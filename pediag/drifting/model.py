@@ -19,15 +19,17 @@ UNITS: dict[Unit, str] = {
 class Point:
     """The worst error at ``position`` (tokens; for a bias by distance, a distance), and what is allowed there.
 
-    Radians are wrapped into 0 .. pi in ``error``; ``total`` counts whole turns too. ``entering`` is the error of the
-    cosines and sines that meet content, in amplitudes; ``steps`` the error of a bias in steps of its own slope, that is
-    in tokens. Either is None where it has no meaning or is not at hand.
+    Radians are wrapped into 0 .. pi in ``error``; ``total`` counts whole turns too. ``bound`` is the largest of all
+    pairs (heads, columns), each of which has its own; ``beyond`` says whether one passes it. ``entering`` is the error
+    of the cosines and sines that meet content, in amplitudes; ``steps`` the error of a bias in steps of its own slope,
+    that is in tokens. Either is None where it has no meaning or is not at hand.
     """
 
     position: int
     error: float
     bound: float
     total: float
+    beyond: bool = False
     entering: float | None = None
     steps: float | None = None
 
@@ -48,7 +50,8 @@ class Samples:
     """Numbers of a lane that another machine can be compared with; angles or logits at some ``positions``.
 
     ``values`` has a row for each of ``positions`` and is empty for what is trained. ``digests`` are those of all
-    numbers at each of ``at``. ``limits`` are the errors allowed at ``positions``, in the unit of the encoding.
+    numbers at each of ``at``, ``whole`` that of a finished table with all its rows. ``limits`` are the errors allowed
+    at ``positions``, in the unit of the encoding.
     """
 
     at: tuple[int, ...] = ()
@@ -56,6 +59,7 @@ class Samples:
     positions: tuple[int, ...] = ()
     values: tuple[tuple[float, ...], ...] = ()
     limits: tuple[float, ...] = ()
+    whole: str = ""
 
 
 @dataclass(slots=True)

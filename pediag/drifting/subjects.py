@@ -73,6 +73,10 @@ class Subject:
         """The same in float64."""
         return None
 
+    def bits(self, lane: Lane, where: Ints) -> Floats | None:
+        """Of a finished table the numbers as they are stored, of which digests are made; None without a table."""
+        return None
+
     def error(self, got: Floats, exact: Floats) -> Floats:
         """Differences without sign; what is not finite is infinitely far."""
         off = np.abs(got - exact)

@@ -187,6 +187,10 @@ class Waves(Subject):
         rows, found = self._table(lane, where), self._found
         return np.asarray(np.arctan2(rows[:, found.sines] * found.signs, rows[:, found.cosines]))
 
+    def bits(self, lane: Lane, where: Ints) -> Floats:
+        """Cosines and sines as they are stored."""
+        return np.concatenate([one.rows(lane, where) for one in self._held], axis=1)
+
     def exact(self, where: Ints) -> Floats:
         """Positions times frequencies."""
         return np.asarray(np.multiply.outer(where + self._found.start, self._found.frequencies))
@@ -273,8 +277,12 @@ class Rows(Subject):
             self._largest = float(self._held.value.abs().max()) or 1.0
         return np.asarray(self._held.rows(lane, where) / self._largest)
 
-    def exact(self, where: Ints) -> Floats:
+    def bits(self, lane: Lane, where: Ints) -> Floats:
         """The rows as they are stored."""
+        return self._held.rows(lane, where)
+
+    def exact(self, where: Ints) -> Floats:
+        """The rows as they are stored, in the same shares."""
         return np.asarray(self._held.rows(None, where) / (self._largest or 1.0))
 
     def bound(self, lane: Lane, exact: Floats, where: Ints) -> Floats:

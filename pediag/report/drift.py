@@ -148,12 +148,10 @@ def _lane(lane: LaneDrift) -> dict[str, Any]:
 
 def render(drift: Drift, console: Console) -> None:
     """Print for each encoding a table, a plot and what each lane comes to; then the comparison, if there is one."""
-    console.print(
-        Text("pediag drift ", style="dim")
-        .append(printable(drift.target.spec), style="bold not dim")
-        .append(f" · {printable(drift.target.loader)} · {drift.seq_len:,} tokens"),
-        highlight=False,
-    )
+    loader = drift.target.loader.removesuffix(f" {drift.target.spec}")
+    title = Text("pediag drift ", style="dim").append(printable(drift.target.spec), style="bold not dim")
+    title.append(f" · {printable(loader)} · {drift.seq_len:,} tokens")
+    console.print(title, highlight=False)
     console.print(Text(f"on {_made(drift.made)}", style="dim"), highlight=False)
     for one in drift.encodings:
         console.print()
@@ -224,9 +222,8 @@ def _table(one: EncodingDrift, groups: Sequence[list[LaneDrift]], start: int) ->
 
 def _error(point: Point) -> Text:
     """A number; one beyond the bound has a mark that needs no colour."""
-    beyond = point.total > point.bound
     text = "0" if point.error == 0 else f"{point.error:.2e}"
-    return Text(f"{text} {'!' if beyond else ' '}", style="bold red" if beyond else "")
+    return Text(f"{text} {'!' if point.beyond else ' '}", style="bold red" if point.beyond else "")
 
 
 def _plot(one: EncodingDrift, groups: Sequence[list[LaneDrift]], width: int) -> list[str]:
@@ -305,4 +302,5 @@ def _compared(item: Compared) -> str:
     if item.verdict == "same within rounding":
         return f"{head}: same within rounding (other bits from {number(item.first)} on,{by or ' unmeasured'})"
     note = f" ({printable(item.note)})" if item.note else ""
-    return f"{head}: DIFFERS from position {number(item.beyond)} on{by}{note}"
+    start = "" if item.beyond is None else f" from position {number(item.beyond)} on"
+    return f"{head}: DIFFERS{start}{by}{note}"
