@@ -5,28 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pediag.report.json import SCHEMA_VERSION, dump
 from pediag.report.rich import STYLES
+from pediag.report.wording import printable
+from pediag.rules.packages import OWN
 from pediag.rules.rule import Rule
 
 
 def render(rules: Iterable[Rule], console: Console) -> None:
-    """Print one row per rule: code, name, severity, basis, what it needs, and its summary."""
+    """Print one row per rule: code, name, severity, basis, what it needs, and its summary.
+
+    Where rules of other packages are among them, also the package that each comes with.
+    """
+    listed = list(rules)
+    several = any(rule.package != OWN for rule in listed)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("code", no_wrap=True)
     table.add_column("name", style="bold", overflow="fold")
     table.add_column("severity", no_wrap=True)
     table.add_column("basis", overflow="fold")
     table.add_column("needs", overflow="fold")
+    if several:
+        table.add_column("package", overflow="fold")
     table.add_column("fires when", ratio=1, overflow="fold")
-    for rule in rules:
+    row: list[RenderableType]
+    for rule in listed:
         severity = Text(rule.severity, style=STYLES[rule.severity])
         needs = ", ".join(rule.needs)
-        table.add_row(rule.code, rule.name, severity, rule.basis, needs, Text(rule.summary))
+        row = [rule.code, rule.name, severity, rule.basis, needs]
+        row += [printable(rule.package)] if several else []
+        table.add_row(*row, Text(printable(rule.summary)))
     console.print(table)
 
 
@@ -38,6 +50,7 @@ def as_json(rules: Iterable[Rule]) -> str:
             "name": rule.name,
             "severity": rule.severity,
             "basis": rule.basis,
+            "package": rule.package,
             "needs": list(rule.needs),
             "summary": rule.summary,
             "references": list(rule.references),
@@ -49,7 +62,8 @@ def as_json(rules: Iterable[Rule]) -> str:
 
 def page(rule: Rule) -> str:
     """The rule's published page in Markdown: its facts, then its module's docstring, then references."""
-    facts = f"*{rule.severity} · basis: {rule.basis} · needs: {', '.join(rule.needs)}*"
+    package = "" if rule.package == OWN else f" · from the package {rule.package}"
+    facts = f"*{rule.severity} · basis: {rule.basis} · needs: {', '.join(rule.needs)}{package}*"
     parts = [f"# {rule.code} {rule.name}", facts, rule.page]
     if rule.references and "\n## References\n" not in rule.page:
         parts.append("## References\n\n" + "\n".join(f"- {reference}" for reference in rule.references))

@@ -123,6 +123,7 @@ def _rule(outcome: Outcome) -> dict[str, Any]:
     return {
         "code": outcome.rule.code,
         "name": outcome.rule.name,
+        "package": outcome.rule.package,
         "status": outcome.status,
         "reason": outcome.reason or None,
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pediag.report import catalogue
-from pediag.rules.registry import all_rules
+from pediag.rules.registry import shipped
 from pediag.rules.rule import Rule
 
 INDEX = "README.md"
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m pediag.report.pages FOLDER", file=sys.stderr)
         return 2
     try:
-        written = write(all_rules(), Path(arguments[0]))
+        written = write(shipped(), Path(arguments[0]))
     except OSError as error:
         print(f"cannot write the pages: {error}", file=sys.stderr)
         return 2

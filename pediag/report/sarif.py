@@ -22,6 +22,7 @@ from pediag.report.places import Spot, below, owned, shown, spot, target_spot
 from pediag.report.sarif_fixes import changes
 from pediag.report.wording import printable, raw_line, source_line
 from pediag.rules.finding import Finding
+from pediag.rules.packages import OWN
 from pediag.rules.rule import Rule
 from pediag.rules.run import Outcome
 from pediag.version import __version__
@@ -83,7 +84,7 @@ def _driver(rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
-    url = _project_url()
+    url = _project_url() if rule.package == OWN else None
     page = f"docs/rules/{Path(rule.source).stem}.md"
     return {
         "id": rule.code,
@@ -97,7 +98,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
             "tags": list(dict.fromkeys(("positional-encoding", family(rule), rule.basis.replace(" ", "-")))),
             "basis": rule.basis,
             "problem.severity": PROBLEM[rule.severity],
-            "page": page,
+            "page": page if rule.package == OWN else None,
+            "package": rule.package,
             "references": list(rule.references),
         },
     }

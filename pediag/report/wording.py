@@ -132,7 +132,7 @@ def runs(codes: Sequence[str], order: Sequence[str]) -> str:
     found: list[list[str]] = []
     for code in codes:
         last = found[-1][-1] if found else ""
-        follows = last in places and places.get(code) == places[last] + 1 and code[:3] == last[:3]
+        follows = last in places and places.get(code) == places[last] + 1 and code[:-2] == last[:-2]
         if follows:
             found[-1].append(code)
         else:

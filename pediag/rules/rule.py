@@ -67,7 +67,8 @@ Check = Callable[[Facets], Iterator[Finding]]
 class Rule:
     """One entry of the catalogue, as ``pediag rules`` and ``pediag explain`` show it.
 
-    ``needs`` are the facets it reads; where one is missing, any of ``instead`` lets it judge a part.
+    ``needs`` are the facets it reads; where one is missing, any of ``instead`` lets it judge a part. ``package`` is the
+    installed package that it comes with.
     """
 
     code: str
@@ -81,6 +82,7 @@ class Rule:
     check: Check
     source: str
     instead: tuple[Facet, ...] = ()
+    package: str = "pediag"
 
     def __reduce__(self) -> tuple[Callable[[str], Rule], tuple[str]]:
         """A rule goes to another process by its code."""
@@ -132,6 +134,7 @@ def described(
     needs: tuple[Facet, ...],
     instead: tuple[Facet, ...] = (),
     references: tuple[str, ...] = (),
+    package: str = "pediag",
 ) -> Rule:
     """The rule whose page, source file and facts are given; the first line of the page is its summary."""
     return Rule(
@@ -146,4 +149,5 @@ def described(
         check=check,
         source=source,
         instead=instead,
+        package=package,
     )

@@ -1,0 +1,89 @@
+"""The rules of other packages: where those lie that installed packages name under the entry points ``pediag.rules``.
+
+An entry names a package. Its files ``FAMILY/xx###_name.py`` are rule files as pediag's own, with letters of their own
+for ``xx``. Nothing of it is imported here: the package is found, and its rule files are read, from disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from pediag.errors import PediagError
+
+GROUP = "pediag.rules"
+OWN = "pediag"
+"""The package of the rules that ship."""
+RESERVED = "pe"
+"""How codes of other packages do not begin."""
+STEM = re.compile(r"[a-z]{2,8}[0-9]{3}(_[a-z0-9]+)+")
+"""How a rule file is called, without ``.py``: two to eight letters, three digits, and the name."""
+
+_NEARLY = re.compile(r"[A-Za-z]+[0-9]+[_-].*")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+REMEDY = "uninstall one of the two, or have its rules renamed"
+
+
+class Clash(PediagError):
+    """Two packages claim one code or one name."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Named:
+    """One entry: the distribution that made it, and the package that it names."""
+
+    package: str
+    module: str
+
+
+def named() -> list[Named]:
+    """What the installed packages name, each entry once. Raises PediagError where their metadata cannot be read."""
+    from importlib.metadata import entry_points
+
+    try:
+        entries = entry_points(group=GROUP)
+        return sorted(
+            {Named(entry.dist.name if entry.dist else entry.name, entry.value) for entry in entries}
+        )
+    except Exception as error:  # the metadata of any installed package is read, whatever it holds
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise PediagError(f"the entry points of the installed packages cannot be read: {told}") from error
+
+
+def rule_files(entry: Named) -> list[Path]:
+    """The rule files of a package. Raises PediagError where there are none, one is misnamed, or it takes PE codes."""
+    files = [path for folder in _folders(entry.module) for path in sorted(folder.glob("*/*.py"))]
+    found = [path for path in files if STEM.fullmatch(path.stem)]
+    for path in files:
+        if path not in found and _NEARLY.fullmatch(path.stem):
+            raise PediagError(f"{path.name}: a rule file is called like ac101_its_name.py, in small letters")
+    for path in found:
+        if path.stem.startswith(RESERVED):
+            told = (
+                f"the package {entry.package} declares {path.name}, and {RESERVED.upper()} begins the codes"
+            )
+            raise Clash(f"{told} of the package {OWN}: {REMEDY}")
+    if not found:
+        raise PediagError(f"{entry.module} holds no rule file such as FAMILY/ac101_its_name.py")
+    return found
+
+
+def _folders(module: str) -> list[Path]:
+    """The folders of a package, whose parents are not imported. Raises PediagError."""
+    if not _MODULE.fullmatch(module):
+        raise PediagError(f"its entry point names {module!r}; it must name a package, such as acme_rules")
+    head, *rest = module.split(".")
+    try:
+        spec = find_spec(head)
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    except Exception as error:  # a finder of an installed package, or a module that has lost its spec
+        raise PediagError(f"{module} cannot be found: {type(error).__name__}: {error}") from error
+    folders = [Path(place, *rest) for place in places if os.path.isdir(os.path.join(place, *rest))]
+    if not folders:
+        raise PediagError(f"its entry point names {module}, and no folder of that package is there")
+    return folders
