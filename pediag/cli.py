@@ -442,11 +442,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Exception as error:
+        _tell_left_out()
         terminal.complain(terminal.told(error))
         return USAGE
+    _tell_left_out()
     if status == INTERRUPTED:
         terminal.complain("interrupted")
     return status
+
+
+def _tell_left_out() -> None:
+    """One line on stderr for each installed package whose rules could not be read."""
+    for said in registry.left_out():
+        terminal.complain(f"note: {said}")
 
 
 def _loading(
