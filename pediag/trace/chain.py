@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pediag.trace.aliases import fresh
+from pediag.trace.depth import Depth, shortened
 from pediag.trace.evaluate import Evaluator
 from pediag.trace.failures import Failure
 from pediag.trace.graph import Graph
@@ -47,19 +48,23 @@ class Chain:
     """Passes that see what those before them left in the model. Use it as a context: the model is restored at the end.
 
     ``graph`` is recorded into; chains that share one share the nodes of equal position values. ``before`` is the state
-    of the model where it was taken down already.
+    of the model where it was taken down already, ``depth`` says which layers are run.
     """
 
-    def __init__(self, session: Session, graph: Graph, before: Snapshot | None = None) -> None:
+    def __init__(
+        self, session: Session, graph: Graph, before: Snapshot | None = None, depth: Depth | None = None
+    ) -> None:
         self.session = session
         self.graph = graph
         self.before = before
+        self.depth = depth or Depth()
         self.tensors: dict[str, Any] = {}
         self._strays: dict[int, Any] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Chain:
         self._stack.enter_context(untouched(self.session.model, self.before))
+        self._stack.enter_context(shortened(self.session.model, self.depth))
         self.tensors = _each_once(self.session)
         for name, fake in self.session.fakes.items():
             fake._pediag = fresh(self.session.leaves[name])  # type: ignore[attr-defined]

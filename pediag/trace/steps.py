@@ -13,6 +13,7 @@ import torch
 from pediag.targets.caches import CacheSpec
 from pediag.trace.chain import Chain, Pass
 from pediag.trace.conventions import Convention, NoCache, conventions, taken
+from pediag.trace.depth import Depth, depth
 from pediag.trace.dimensions import free
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.graph import Graph, Node
@@ -68,7 +69,8 @@ class Plan:
 class Cached:
     """Cached passes beside the pass over all tokens. ``stopped`` says why those after the last are missing.
 
-    ``rows`` reads the position side of each; ``convention`` is how the cache was given.
+    ``rows`` reads the position side of each; ``convention`` is how the cache was given; ``depth`` says which layers
+    were left out, being like others.
     """
 
     full: Pass
@@ -76,6 +78,7 @@ class Cached:
     convention: Convention
     rows: Rows
     stopped: str = ""
+    depth: Depth = field(default_factory=Depth)
 
     @property
     def prefill(self) -> Pass:
@@ -190,6 +193,7 @@ class _Runner:
         self.graph = Graph()
         self.refused: dict[str, str] = {}
         self.before = Snapshot().of_model(session.model)
+        self.depth = depth(session.model, session.structural())
         self.plan, self.second = self._planned()
         sizes = self.plan.sizes(self.plan.total, self.second)
         names = list(inspect.signature(session.model.forward).parameters)
@@ -205,28 +209,38 @@ class _Runner:
         return Plan(_parts(session, most), next(_encoded(session))), second
 
     def run_full(self) -> None:
-        """The pass over all tokens. Raises Unrunnable when it stops."""
+        """The pass over all tokens, through all layers where fewer do not run. Raises Unrunnable when it stops."""
+        self._run_full()
+        if self.full.failure is not None and self.depth.kept:
+            self.depth, self.graph = Depth(), Graph()
+            self._run_full()
+        if self.full.failure is not None:
+            stopped = self.full.failure.message
+            raise Unrunnable(f"the pass over {self.plan.total} tokens stopped: {stopped}")
+
+    def _run_full(self) -> None:
         total = self.plan.total
-        with Chain(self.session, self.graph, self.before) as chain:
+        with self._chain() as chain:
             self.full = chain.run(
                 Candidate([], dict(self.whole)),
                 self.plan.sizes(total, self.second),
                 self.plan.lengths(total, 0),
                 tokens=total,
             )
-        if self.full.failure is not None:
-            raise Unrunnable(f"the pass over {total} tokens stopped: {self.full.failure.message}")
+
+    def _chain(self) -> Chain:
+        return Chain(self.session, self.graph, self.before, self.depth)
 
     def run(self, way: Convention) -> Cached | None:
         """The plan by one convention; None, with the reason kept, when no earlier token was seen again."""
         rows = Rows(self.full)
-        found = Cached(self.full, [], way, rows)
+        found = Cached(self.full, [], way, rows, depth=self.depth)
         try:
             memory = way.start() if way.start is not None else None
         except Exception as error:
             self.refused.setdefault(way.said, explain(error))
             return None
-        with Chain(self.session, self.graph, self.before) as chain:
+        with self._chain() as chain:
             seen = 0
             for tokens in self.plan.parts:
                 done = self._step(chain, way, memory, seen, tokens)
@@ -242,7 +256,7 @@ class _Runner:
 
     def run_again(self, longer: Sequence[int]) -> tuple[Pass | None, int]:
         """The pass over all tokens after inputs of other lengths; None, with the length that stopped, when one does."""
-        with Chain(self.session, self.graph, self.before) as chain:
+        with self._chain() as chain:
             for length in longer:
                 sizes = self.plan.sizes(length, self.second)
                 done = chain.run(

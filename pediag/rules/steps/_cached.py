@@ -130,7 +130,7 @@ def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
     for full, here in cached.rows.pairs(done):
         if not (here.columns >= 0).any():
             continue
-        modules = tuple(dict.fromkeys(cached.rows.alike(done, here.attention)))
+        modules = cached.depth.everywhere(tuple(dict.fromkeys(cached.rows.alike(done, here.attention))))
         found.judged += 1
         found.relative = found.relative or _is_relative(full)
         yield from _in_scores(full, here, modules)
