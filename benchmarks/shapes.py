@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import MEBI, Limit, Row, Usage, complaint, interleaved, middle, python
@@ -38,7 +38,7 @@ LAYERS, FEW, LENGTH, SHORT = 80, 8, 131072, 8192
 
 
 def rows() -> Iterator[Row]:
-    """Four rows out of one interleaved series."""
+    """Seven rows out of one interleaved series."""
     with tempfile.TemporaryDirectory() as folder:
         deep, shallow = (_directory(Path(folder), layers) for layers in (LAYERS, FEW))
         taken = interleaved(
@@ -47,11 +47,13 @@ def rows() -> Iterator[Row]:
                 "deep": _check(deep, LENGTH),
                 "shallow": _check(shallow, LENGTH),
                 "short": _check(deep, SHORT),
+                "drift": _drift(deep, LENGTH),
+                "drift shallow": _drift(shallow, LENGTH),
             },
             ROUNDS,
         )
     imports = middle(taken["imports"])
-    past = {name: _past(taken[name], imports) for name in ("deep", "shallow", "short")}
+    past = {name: _past(taken[name], imports) for name in taken if name != "imports"}
     wrong = _wrong(taken["deep"])
     both = f"{ROUNDS} runs; wall {middle(taken['deep'], 'wall'):.1f} s with imports"
     big = f"70B shapes, {LAYERS} layers, {LENGTH:,} tokens"
@@ -65,6 +67,24 @@ def rows() -> Iterator[Row]:
     name, note = f"length: {LENGTH:,} tokens, past imports", _wrong(taken["short"]) or "16 times as long"
     yield Row(name, past["deep"], past["short"], f"{SHORT:,} tokens", "s", None, note)
 
+    yield from _drift_rows(taken, past, floor)
+
+
+def _drift_rows(
+    taken: Mapping[str, Sequence[Usage]], past: Mapping[str, float | None], floor: float
+) -> Iterator[Row]:
+    """Time, memory and depth of `pediag drift`, beside `pediag check` of the same folder."""
+    wrong = _wrong(taken["drift"])
+    big = f"drift of {LAYERS} layers, {LENGTH:,} tokens"
+    note = wrong or f"wall {middle(taken['drift'], 'wall'):.1f} s with imports"
+    yield Row(f"{big}: past imports", past["drift"], past["deep"], "pediag check", "s", SECONDS, note)
+    peak = None if wrong else middle(taken["drift"], "peak")
+    peer = "importing torch and transformers' Llama"
+    yield Row(f"{big}: peak memory", peak, floor, peer, "MiB", MEMORY, wrong)
+    depth = _wrong(taken["drift shallow"])
+    name = f"drift, depth: {LAYERS} layers, past imports"
+    yield Row(name, past["drift"], past["drift shallow"], f"{FEW} layers", "s", Limit("ratio", 2.0), depth)
+
 
 def _directory(folder: Path, layers: int) -> Path:
     path = folder / f"llama-{layers}"
@@ -75,6 +95,11 @@ def _directory(folder: Path, layers: int) -> Path:
 
 def _check(directory: Path, length: int) -> list[str]:
     words = ["check", str(directory), "--seq-len", str(length), "--format", "json", "--quiet"]
+    return [sys.executable, "-m", "pediag", *words]
+
+
+def _drift(directory: Path, length: int) -> list[str]:
+    words = ["drift", str(directory), "--seq-len", str(length), "--format", "json"]
     return [sys.executable, "-m", "pediag", *words]
 
 
@@ -90,4 +115,5 @@ def _wrong(usages: Sequence[Usage]) -> str:
         return wrong
     report = json.loads(usages[0].out)
     schemes = [encoding["scheme"] for encoding in report["encodings"]]
-    return "" if "rotary" in schemes and report["summary"]["ran"] else "no rotary encoding was judged"
+    ran = report["summary"]["ran"] if "summary" in report else report["verdict"] == "measured"
+    return "" if "rotary" in schemes and ran else "no rotary encoding was judged"
