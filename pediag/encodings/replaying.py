@@ -104,12 +104,16 @@ def counters(trace: Trace, root: Node) -> Iterator[Counter]:
 
 
 def _value(trace: Trace, node: Node) -> Any:
+    """The number of a node; None where it has none, or several as a split has."""
+    import torch
+
     from pediag.trace import Unavailable
 
     try:
-        return trace.value(node)
+        value = trace.value.result(node)
     except Unavailable:
         return None
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def positions(length: int) -> Ints:
