@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,26 +19,22 @@ from pediag.rules.rule import Rule
 def render(rules: Iterable[Rule], console: Console) -> None:
     """Print one row per rule: code, name, severity, basis, what it needs, and its summary.
 
-    Where rules of other packages are among them, also the package that each comes with.
+    Of a rule that another package brings also the name of that package.
     """
-    listed = list(rules)
-    several = any(rule.package != OWN for rule in listed)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("code", no_wrap=True)
     table.add_column("name", style="bold", overflow="fold")
     table.add_column("severity", no_wrap=True)
     table.add_column("basis", overflow="fold")
     table.add_column("needs", overflow="fold")
-    if several:
-        table.add_column("package", overflow="fold")
     table.add_column("fires when", ratio=1, overflow="fold")
-    row: list[RenderableType]
-    for rule in listed:
+    for rule in rules:
         severity = Text(rule.severity, style=STYLES[rule.severity])
         needs = ", ".join(rule.needs)
-        row = [rule.code, rule.name, severity, rule.basis, needs]
-        row += [printable(rule.package)] if several else []
-        table.add_row(*row, Text(printable(rule.summary)))
+        summary = Text(printable(rule.summary))
+        if rule.package != OWN:
+            summary.append(f"\nfrom {printable(rule.package)}", style="dim")
+        table.add_row(rule.code, rule.name, severity, rule.basis, needs, summary)
     console.print(table)
 
 
