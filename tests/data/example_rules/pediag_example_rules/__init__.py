@@ -1,0 +1,1 @@
+"""Rules of our house for pediag, one file each, in folders by family."""
