@@ -26,6 +26,9 @@ HALF = ("bfloat16", "float16")
 CHUNK = 1 << 20
 """Positions that are counted at a time."""
 
+SMALL = 1 << 22
+"""Elements of a value that is looked at for positions; a run of them is one number a token."""
+
 EVEN = 1e-9
 """Share of a step by which positions computed in float64 may be uneven."""
 
@@ -109,18 +112,19 @@ def _line(trace: Trace, node: Node) -> tuple[float, float] | None:
 
 def _exact(trace: Trace, node: Node) -> Any:
     """The numbers of a value in float64; None when they are not at hand."""
+    import torch
+
     from pediag.trace import Evaluator, Unavailable
     from pediag.trace.lanes import Float64
 
-    if node.numel > _SMALL:
+    if node.numel > SMALL:
         return None
     try:
-        return np.asarray(Evaluator(Float64())(node).double().numpy())
+        value = Evaluator(Float64()).result(node)
     except Unavailable:
         return None
-
-
-_SMALL = 1 << 22
+    single = isinstance(value, torch.Tensor) and not value.is_complex()
+    return np.asarray(value.double().numpy()) if single else None
 
 
 def left(item: Held, length: int) -> Left:

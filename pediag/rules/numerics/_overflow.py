@@ -74,21 +74,34 @@ def _of(
         return None
     if not any(size in trace.lengths.sequence for size in node.shape):
         return _still(node)
-    if program is None or program.built:
+    if program is None or program.built or _several(node):
         return None
     return _moving(program, node, replaying.positions(facets.seq_len))
 
 
+def _several(node: Node) -> bool:
+    """Whether an operation returns several values, such as a split; its parts are nodes of their own."""
+    return not isinstance(node.op, str) and len(node.op._schema.returns) != 1 or "List" in _returned(node)
+
+
+def _returned(node: Node) -> str:
+    return "" if isinstance(node.op, str) else str(node.op._schema.returns[0].type)
+
+
 def _still(node: Node) -> tuple[Node, float, None] | None:
+    import torch
+
     from pediag.trace import Evaluator, Unavailable
     from pediag.trace.lanes import Float64
 
     try:
-        got, exact = Evaluator()(node).double().numpy(), Evaluator(Float64())(node).double().numpy()
+        got, exact = Evaluator().result(node), Evaluator(Float64()).result(node)
     except Unavailable:
         return None
-    lost = ~np.isfinite(got) & np.isfinite(exact)
-    return (node, float(np.abs(exact[lost]).max()), None) if lost.any() else None
+    if not isinstance(got, torch.Tensor):
+        return None
+    lost = ~got.isfinite() & exact.isfinite()
+    return (node, float(exact[lost].abs().max()), None) if bool(lost.any()) else None
 
 
 def _moving(program: replaying.Program, node: Node, where: Ints) -> tuple[Node, float, int] | None:

@@ -132,14 +132,10 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
     if program is not None:
         try:
             drifts = list(_lanes(facets, encoding, program))
+            drifting = any(drift.first is not None for drift in drifts)
+            return [_drifting(facets, encoding, program, drifts)] if drifting else []
         except Unavailable:
-            drifts = []
-        if drifts:
-            return (
-                [_drifting(facets, encoding, program, drifts)]
-                if any(d.first is not None for d in drifts)
-                else []
-            )
+            pass  # then its table, if it has one
     apart = table_error(facets, encoding)
     if apart is None:
         return None
@@ -186,7 +182,7 @@ def _by_frequencies(facets: Facets, encoding: Rotary | Sinusoidal) -> bool:
         else []
     )
     halves = [node for node in made if str(node.dtype).removeprefix("torch.") == found.form]
-    return _held.follows_frequencies(facets, encoding, found.form, halves)
+    return bool(halves) and _held.follows_frequencies(facets, encoding, found.form, halves)
 
 
 def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program) -> Iterator[Drift]:

@@ -154,6 +154,23 @@ def test_an_accelerator_that_is_present_is_a_lane(monkeypatch: pytest.MonkeyPatc
     )
 
 
+def test_where_another_rule_tells_the_cause_it_was_checked() -> None:
+    """Frequencies and product in the dtype of a cast buffer: PE602 speaks, this rule has looked."""
+
+    def angles(model: nn.Module, n: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        angle = torch.outer(torch.arange(n, device=x.device).to(model.w.dtype), model.w)
+        return angle.float().cos(), angle.float().sin()
+
+    for make in (angles, by_product):
+        report = pediag.check(
+            Turned(make, w=plain(1e4)).bfloat16().eval(), select=["PE602", "PE603"], seq_len=512
+        )
+        assert [(outcome.rule.code, outcome.status) for outcome in report.outcomes] == [
+            ("PE602", "fail"),
+            ("PE603", "pass"),
+        ]
+
+
 def test_no_angle_is_not_applicable() -> None:
     fixture = load("learned", "documents")
     (outcome,) = pediag.check(fixture.model(), select=["PE603"]).outcomes
