@@ -13,7 +13,7 @@ from pediag import _terminal as terminal
 from pediag.report.model import STOPPED, Report, Result, Stopped, worst_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -46,11 +46,17 @@ class Done:
         return worst_exit([*codes, *(STOPPED for _ in range(len(self.results) - len(self.reports)))])
 
 
-def each(listing: Listing, function: str, options: dict[str, Any], jobs: int) -> Done:
-    """What came of every target; each that stopped is told on stderr."""
+def each(
+    listing: Listing,
+    function: str,
+    options: dict[str, Any],
+    jobs: int,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Done:
+    """What came of every target; each that stopped is told on stderr. ``own`` are further options of some targets."""
     from pediag import many
 
-    work = many.Work(function, options, listing.several)
+    work = many.Work(function, options, listing.several, own or {})
     pairs: list[tuple[Named, Result]] = []
     with terminal.Progress() as progress, closing(many.run(listing, work, jobs, progress)) as results:
         for target, result in zip(listing.targets, results, strict=True):

@@ -10,8 +10,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pediag import _results, settings
+from pediag import _gate, _results, settings
 from pediag import _terminal as terminal
+from pediag._options import (
+    Against,
+    BaselineFile,
+    Cache,
+    CheckTargets,
+    Config,
+    ConfigA,
+    ConfigB,
+    EqualValues,
+    Force,
+    Ignore,
+    Inputs,
+    InputsA,
+    InputsB,
+    Jobs,
+    Lanes,
+    NoSettings,
+    Output,
+    Quiet,
+    Reference,
+    Save,
+    Select,
+    Statistics,
+    Strict,
+    Targets,
+    Trust,
+    WriteBaseline,
+)
 from pediag.errors import UsageError
 from pediag.rules import registry
 from pediag.version import __version__
@@ -19,7 +47,6 @@ from pediag.version import __version__
 if TYPE_CHECKING:
     from pediag.targets.naming import Listing
 
-MOST_JOBS = 1024
 USAGE = 2
 INTERRUPTED = 130
 
@@ -90,15 +117,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Targets = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TARGET",
-        help="file.py:name, package.module:name, a checkpoint, a directory with config.json, a folder of these, "
-        "or a pattern such as 'runs/*/model.pt'.",
-        show_default=False,
-    ),
-]
 SeqLen = Annotated[
     int | None,
     typer.Option("--seq-len", metavar="N", parser=_length, help="Length to judge at, in tokens."),
@@ -111,100 +129,15 @@ Dtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="D", callback=_dtype, help="Serving dtype, such as bfloat16."),
 ]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", exists=True, dir_okay=False, help="A config.json to judge by."),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option("--input", metavar="SPEC", help="An input, such as 'input_ids=int64[B,N]'. Repeatable."),
-]
-ConfigA = Annotated[
-    Path | None,
-    typer.Option("--config-a", metavar="FILE", exists=True, dir_okay=False, help="A config.json for A."),
-]
-ConfigB = Annotated[
-    Path | None,
-    typer.Option("--config-b", metavar="FILE", exists=True, dir_okay=False, help="A config.json for B."),
-]
-InputsA = Annotated[
-    list[str] | None, typer.Option("--input-a", metavar="SPEC", help="An input of A, as --input of check.")
-]
-InputsB = Annotated[
-    list[str] | None, typer.Option("--input-b", metavar="SPEC", help="An input of B, as --input of check.")
-]
-EqualValues = Annotated[
-    bool,
-    typer.Option("--equal-values", help="Learned tables must hold equal values, not only the same rows."),
-]
-Lanes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--lane", metavar="NAME", help="Only this lane, such as bfloat16, tf32 or cuda. Repeatable."
-    ),
-]
-Save = Annotated[
-    Path | None,
-    typer.Option("--save", metavar="FILE", help="Keep the numbers in a small file, for another machine."),
-]
-Against = Annotated[
-    Path | None,
-    typer.Option("--against", metavar="FILE", help="Compare with the numbers that another machine saved."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Let --save write over an older file of its kind.")]
-Cache = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cache",
-        metavar="NAME=VALUE",
-        help="How forward is given its cache: 'past=out[1]', 'state={}', 'start=seen', 'pos=positions'.",
-    ),
-]
-Select = Annotated[
-    list[str] | None,
-    typer.Option("--select", metavar="CODES", help="Run only these codes, names or prefixes. Comma lists."),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="CODES", help="Leave these out; wins over --select."),
-]
 FailOnOption = Annotated[
-    Threshold, typer.Option("--fail-on", help="The lowest severity that gives exit status 1.")
+    Threshold | None,
+    typer.Option("--fail-on", help="The lowest severity that gives exit status 1: error, unless given."),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
 CheckFormatOption = Annotated[
     CheckFormat,
     typer.Option("--format", help="Output format. Beside one for machines the table goes to stderr."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no table, on stdout or on stderr.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", metavar="FILE", help="Write to FILE, complete or not at all."),
-]
-Reference = Annotated[
-    str | None,
-    typer.Option(
-        "--reference",
-        metavar="TARGET",
-        help="What it should be like: a position program that differs is an error.",
-    ),
-]
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Run code that a checkpoint or its folder brings. For those you trust."),
-]
-Jobs = Annotated[
-    int,
-    typer.Option(
-        "--jobs",
-        metavar="N",
-        min=0,
-        max=MOST_JOBS,
-        help="Processes to check in; 0 is one per processor. From 2 on, a target that crashes costs itself only.",
-        show_default="1, this one",
-    ),
-]
-Statistics = Annotated[bool, typer.Option("--statistics", help="Add counts per rule (rich format).")]
 
 
 @app.callback()
@@ -218,7 +151,7 @@ def _root(
 
 @app.command()
 def check(
-    targets: Targets,
+    targets: CheckTargets = None,
     seq_len: SeqLen = None,
     train_len: TrainLen = None,
     dtype: Dtype = None,
@@ -228,7 +161,11 @@ def check(
     reference: Reference = None,
     select: Select = None,
     ignore: Ignore = None,
-    fail_on: FailOnOption = Threshold.error,
+    fail_on: FailOnOption = None,
+    strict: Strict = None,
+    baseline: BaselineFile = None,
+    write_baseline: WriteBaseline = None,
+    no_settings: NoSettings = False,
     format: CheckFormatOption = CheckFormat.rich,
     output: Output = None,
     quiet: Quiet = False,
@@ -237,17 +174,43 @@ def check(
     statistics: Statistics = False,
 ) -> int:
     """Judge how each TARGET encodes positions."""
-    options = _loading(seq_len, train_len, dtype, config, inputs, trust)
-    registry.select(select or (), ignore or ())
-    options |= {"select": registry.split(select or ()), "ignore": registry.split(ignore or (), "ignore")}
+    gate = _gate.opened(
+        targets or (),
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on and fail_on.value,
+        strict=strict,
+        baseline=baseline,
+        write=write_baseline,
+        no_settings=no_settings,
+    )
+    options = _options(seq_len, train_len, dtype, config, inputs, trust or gate.own.allowed)
+    options |= {"select": list(gate.own.select), "ignore": list(gate.own.ignore)}
     options |= {"reference": reference, "cache": tuple(cache or ())}
     if statistics and format is not CheckFormat.rich:
         raise UsageError("--statistics is a table: it needs --format rich")
-    done = _results.each(_listed(targets, output, config), "check", options, jobs)
-    for report in done.reports:
-        report.fail_on = fail_on.value
+    listing, own = gate.targets(options)
+    if output is not None:
+        gate.refuse_output(output)
+        _refuse_unwritable(listing, output, config)
+    done = _results.each(listing, "check", options, jobs, own)
+    gate.judge(done)
     _results.deliver(done, format.value, output, quiet=quiet, statistics=statistics)
     return done.status([report.exit_code() for report in done.reports])
+
+
+@app.command()
+def config(
+    targets: CheckTargets = None,
+    format: FormatOption = Format.rich,
+) -> int:
+    """Show what the settings say, from which line, and whether they count for TARGET."""
+    own = _gate.settings_of(targets or ())
+    if format is Format.json:
+        terminal.write(_gate.as_json(own))
+    else:
+        terminal.write(terminal.drawn(lambda console: _gate.render(own, console)))
+    return 0
 
 
 @app.command()
@@ -433,7 +396,7 @@ def diff(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _gate.with_file(sys.argv[1:] if arguments is None else arguments)
     terminal.open_stderr()
     if terminal.tracebacks():
         terminal.log_to_stderr()
@@ -465,18 +428,25 @@ def _loading(
     inputs: list[str] | None,
     trust: bool,
 ) -> dict[str, Any]:
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("the current folder was deleted: change to one that is there") from None
-    own = settings.load(here)
+    own = settings.load(_gate.here())
+    return _options(seq_len, train_len, dtype, config, inputs, trust or own.allowed)
+
+
+def _options(
+    seq_len: int | None,
+    train_len: int | None,
+    dtype: str | None,
+    config: Path | None,
+    inputs: list[str] | None,
+    trust: settings.Allowed,
+) -> dict[str, Any]:
     return {
         "seq_len": seq_len,
         "train_len": train_len,
         "dtype": dtype,
         "config": None if config is None else str(config),
         "inputs": tuple(inputs or ()),
-        "trust": trust or own.allowed,
+        "trust": trust,
     }
 
 
@@ -486,8 +456,12 @@ def _listed(words: list[str], output: Path | None, config: Path | None) -> Listi
 
     listing = named(words)
     if output is not None:
-        terminal.refuse_unwritable(output, _read_of([target.spec for target in listing.targets], [config]))
+        _refuse_unwritable(listing, output, config)
     return listing
+
+
+def _refuse_unwritable(listing: Listing, output: Path, config: Path | None) -> None:
+    terminal.refuse_unwritable(output, _read_of([target.spec for target in listing.targets], [config]))
 
 
 def _read_of(specs: Sequence[str], configs: Sequence[Path | None]) -> list[Path]:

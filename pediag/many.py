@@ -10,7 +10,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -37,18 +37,20 @@ Places = Generator[tuple[int, Result], None, None]
 class Work:
     """What is done with every target: ``check`` or ``inspect`` of :mod:`pediag.check`, and its options.
 
-    With ``several`` targets a message names its target.
+    With ``several`` targets a message names its target. ``own`` are further options of some targets.
     """
 
     function: str
     options: Mapping[str, Any]
     several: bool = True
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, spec: str, progress: terminal.Progress | None = None) -> Result:
         """A detached report of one target, or why there is none. Only an interrupt is raised."""
         try:
             pipeline: Callable[..., Report] = getattr(importlib.import_module("pediag.check"), self.function)
-            return pipeline(spec, **self.options, progress=progress).detached()
+            options = {**self.options, **self.own.get(spec, {})}
+            return pipeline(spec, **options, progress=progress).detached()
         except KeyboardInterrupt:
             raise
         except BaseException as error:

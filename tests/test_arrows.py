@@ -30,6 +30,12 @@ ORDER = (
     ("_terminal",),
     ("many",),
     ("_results",),
+    ("configuration",),
+    ("baseline",),
+    ("policy",),
+    ("pytest_items",),
+    ("_options",),
+    ("_gate",),
     ("cli", "pytest_plugin"),
     ("__init__", "__main__"),
 )

@@ -93,7 +93,7 @@ def complaint(capsys) -> str:
         ("net.py:Net --config missing.json", ["'missing.json' does not exist"]),
         ("net.py:Net --config net.py", ["net.py:", "not valid JSON"]),
         ("net.py:Net --output net.py", ["--output net.py: is what a model is made of"]),
-        ("", ["Missing argument 'TARGET'; see `pediag check --help`"]),
+        ("", ["no target: name one (pediag check TARGET), or list some in [[tool.pediag.targets]]"]),
         ("net.py:Net --format nonsense", ["'--format': 'nonsense' is not one of 'rich', 'json', 'sarif'"]),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pediag.report.kept import Compared
 from pediag.report.model import Recognised, Report, Result, Stopped, totals
 from pediag.report.sites import group
 from pediag.rules.finding import Finding
@@ -58,12 +59,23 @@ def to_dict(report: Report) -> dict[str, Any]:
     return {
         **head,
         "fail_on": report.fail_on,
+        "strict": report.strict,
         "verdict": report.verdict,
         "exit_code": report.exit_code(),
         "encodings": encodings,
         "rules": [_rule(outcome) for outcome in report.outcomes],
         "findings": [_finding(finding) for finding in report.findings],
-        "summary": report.summary,
+        "suppressed": [
+            {**_finding(item.finding), "suppressed": {"reason": item.reason, "place": item.place}}
+            for item in report.suppressed
+        ],
+        "known": [_finding(finding) for finding in report.known],
+        "baseline": _baseline(report.baseline) if report.baseline is not None else None,
+        "summary": {
+            **report.summary,
+            "suppressed": len(report.suppressed),
+            "known": len(report.known),
+        },
         "notes": notes,
     }
 
@@ -116,6 +128,16 @@ def _encoding(encoding: Recognised) -> dict[str, Any]:
         "modules": list(encoding.modules),
         "source": {"file": encoding.source_file, "line": encoding.source_line},
         "sites": [asdict(site) for site in group(encoding.sites)],
+    }
+
+
+def _baseline(compared: Compared) -> dict[str, Any]:
+    return {
+        "file": compared.file,
+        "reopened": [
+            {"fingerprint": item.finding.fingerprint, "how": item.how} for item in compared.reopened
+        ],
+        "stale": [asdict(item) for item in compared.stale],
     }
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from pediag.report.kept import Compared, Suppressed
 from pediag.report.sites import Joined
 from pediag.rules.finding import SEVERITIES, Finding, Severity
 from pediag.rules.run import Outcome
+
+if TYPE_CHECKING:
+    from pediag.report.html.pictures import Picture
 
 FailOn = Literal["error", "warning", "note", "never"]
 Verdict = Literal["pass", "fail", "nothing-checked"]
@@ -88,7 +92,12 @@ class TargetInfo:
 class Report:
     """All that one check found out. Lengths in tokens; ``fail_on`` is the severity that fails it.
 
-    ``notes`` are said once per report: assumptions made, that ``--trust`` was used.
+    With ``strict`` it also fails for rules that could not check and for stale entries of the ``baseline``. What is
+    ``suppressed``, or known to the baseline, is no part of the findings. ``found_error`` is set where a rule found an
+    error, whatever became of it.
+
+    ``notes`` are said once per report: assumptions made, that ``--trust`` was used. ``pictures`` are drawn by the HTML
+    report; without them it draws what the encodings themselves tell.
     """
 
     target: TargetInfo
@@ -98,6 +107,11 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     fail_on: FailOn = "error"
+    strict: bool = False
+    suppressed: list[Suppressed] = field(default_factory=list)
+    baseline: Compared | None = None
+    found_error: bool = False
+    pictures: list[Picture] | None = field(default=None, repr=False)
 
     @property
     def findings(self) -> list[Finding]:
@@ -131,9 +145,34 @@ class Report:
         """
         if not self.summary["ran"]:
             return "no rule could run"
-        if self.summary["errors"] or self.has_encoding:
+        if self.summary["errors"] or self.found_error or self.has_encoding:
             return ""
         return "no position encoding was found"
+
+    @property
+    def known(self) -> list[Finding]:
+        """The findings that the baseline knows, gravest first."""
+        return sorted(self.baseline.known, key=_order) if self.baseline else []
+
+    @property
+    def unjudged(self) -> list[Outcome]:
+        """The rules that could not check, or not all."""
+        return [
+            outcome
+            for outcome in self.outcomes
+            if outcome.status == "could-not-check" or (outcome.status == "fail" and outcome.reason)
+        ]
+
+    @property
+    def strictly(self) -> str:
+        """Why ``strict`` fails this report, or an empty string."""
+        if not self.strict:
+            return ""
+        codes = ", ".join(outcome.rule.code for outcome in self.unjudged)
+        stale = len(self.baseline.stale) if self.baseline else 0
+        said = [f"could not check: {codes}"] if codes else []
+        said += [f"stale in the baseline: {stale} {'entry' if stale == 1 else 'entries'}"] if stale else []
+        return "; ".join(said)
 
     @property
     def verdict(self) -> Verdict:
@@ -143,11 +182,16 @@ class Report:
         return by_exit[self.exit_code(threshold)]
 
     def exit_code(self, fail_on: FailOn | None = None) -> int:
-        """0 clean, 1 a finding at or above ``fail_on``, 3 nothing was checked. Raises ValueError."""
+        """0 clean, 1 a finding at or above ``fail_on`` or failed by ``strict``, 3 nothing was checked.
+
+        Raises ValueError.
+        """
         failing = _failing(self.fail_on if fail_on is None else fail_on)
         if any(finding.severity in failing for finding in self.findings):
             return FINDINGS
-        return NOTHING_CHECKED if self.nothing_checked else CLEAN
+        if self.nothing_checked:
+            return NOTHING_CHECKED
+        return FINDINGS if self.strictly else CLEAN
 
     def ok(self, fail_on: FailOn = "error") -> bool:
         """Whether something was checked and nothing at or above ``fail_on`` was found."""

@@ -32,7 +32,7 @@ def check(values: Mapping[str, Any]) -> None:
     _table(KEYS, "setting")((), values)
 
 
-def _written(path: Path) -> str:
+def written(path: Path) -> str:
     """Such as ``targets[1].seq_len``, counted from 1 as people do."""
     text = ""
     for part in path:
@@ -46,7 +46,7 @@ def _shown(value: Any) -> str:
 
 
 def _wrong(path: Path, must: str, value: Any) -> Wrong:
-    return Wrong(path, f"{_written(path)} must be {must}; got {_shown(value)}")
+    return Wrong(path, f"{written(path)} must be {must}; got {_shown(value)}")
 
 
 def _flag(path: Path, value: Any) -> None:
@@ -112,10 +112,10 @@ def _table(keys: Mapping[str, Kind], what: str, needed: Iterable[str] = ()) -> K
             if key not in keys:
                 near = nearest(key, keys)
                 hint = f"did you mean {near}?" if near else f"known: {', '.join(keys)}"
-                raise Wrong((*path, key), f"unknown {what} {_written((*path, key))!r}; {hint}")
+                raise Wrong((*path, key), f"unknown {what} {written((*path, key))!r}; {hint}")
             keys[key]((*path, key), item)
         if lacking := [key for key in needed if key not in value]:
-            raise Wrong(path, f"{_written(path)} lacks {lacking[0]}; {NEEDED[lacking[0]]}")
+            raise Wrong(path, f"{written(path)} lacks {lacking[0]}; {NEEDED[lacking[0]]}")
 
     return table
 

@@ -274,13 +274,14 @@ def _drop_repeats(listing: Listing) -> None:
     """Keep the first of targets that are the same file, folder or object."""
     first: dict[str, Named] = {}
     for item in listing.targets:
-        kept = first.setdefault(_identity(item.spec), item)
+        kept = first.setdefault(identity(item.spec), item)
         if kept.spec != item.spec:
             listing.notes.append(f"{item.spec}: the same as {kept.spec}, checked once")
     listing.targets = list(first.values())
 
 
-def _identity(spec: str) -> str:
+def identity(spec: str) -> str:
+    """What is equal for two specs that name the same file, folder or object."""
     if os.path.exists(spec):
         return os.path.realpath(spec)
     path, name = split_spec(spec) or (spec, "")
