@@ -32,3 +32,7 @@ class NoModel(LoadError):
 
 class TraceError(PediagError):
     """A model that cannot be run abstractly: names the input tried, the place and the cause."""
+
+
+class PediagWarning(UserWarning):
+    """What pytest shows of a target without failing a test: findings below the threshold, and notes."""
