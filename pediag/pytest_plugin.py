@@ -1,7 +1,8 @@
-"""pytest adapter: the fixture ``pediag`` and the marker of the same name. Loading it imports no torch."""
+"""pytest adapter: the fixture and the marker ``pediag``, and ``--pediag TARGET``. Loading it imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,9 +43,47 @@ class Checker:
         return pediag.check(model, **merged)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--pediag`` and what it is checked with, each also as a setting of pytest's own file."""
+    group = parser.getgroup("pediag", "positional encodings")
+    group.addoption(
+        "--pediag",
+        action="append",
+        metavar="TARGET",
+        default=[],
+        help="Check TARGET, as `pediag check` takes it, and list a test for each rule. Repeatable. "
+        "tool.pediag stands for the targets in [tool.pediag].",
+    )
+    parser.addini("pediag_targets", "Targets as --pediag takes them, one a line.", "linelist")
+    for name, metavar, told in (
+        ("seq-len", "N", "Length to judge at, in tokens."),
+        ("select", "CODES", "Run only these codes, names or prefixes. Comma lists."),
+        ("ignore", "CODES", "Leave these out; wins over --pediag-select."),
+        ("fail-on", "SEVERITY", "The lowest severity that fails a test: error, warning, note or never."),
+    ):
+        group.addoption(f"--pediag-{name}", metavar=metavar, help=told)
+        parser.addini(f"pediag_{name.replace('-', '_')}", f"As --pediag-{name}.")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker. Raises UsageError for targets whose options cannot be meant."""
     config.addinivalue_line("markers", MARKER)
+    if config.getoption("--pediag") or config.getini("pediag_targets"):
+        from pediag import pytest_items
+
+        pytest_items.prepare(config)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, None]:
+    """Put the targets behind what pytest itself collects."""
+    outcome = yield
+    if isinstance(collector, pytest.Session):
+        from pediag import pytest_items
+
+        report = outcome.get_result()
+        if report.passed and (targets := pytest_items.collected(collector)) is not None:
+            report.result.append(targets)
 
 
 @pytest.fixture
