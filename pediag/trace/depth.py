@@ -17,7 +17,8 @@ from torch import nn
 from pediag.trace.session import Trace
 
 # Shorter lists are run whole; two of a kind are kept, since what one layer leaves behind may reach the next.
-_FEWEST = 8
+_FEWEST = 4
+_CLASSES = 8
 _KEPT_OF_A_KIND = 2
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -76,7 +77,7 @@ def shortened(model: nn.Module, depth: Depth) -> Iterator[None]:
 def _is_stack(part: nn.Module) -> bool:
     if type(part) is not nn.ModuleList or len(part) < _FEWEST:
         return False
-    return len({type(layer) for layer in part.children()}) <= _FEWEST
+    return len({type(layer) for layer in part.children()}) <= _CLASSES
 
 
 def _joins(trace: Trace) -> dict[str, list[Any]]:
