@@ -111,6 +111,12 @@ def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
         )
 
 
+def refuse_page(output: Path | None) -> None:
+    """Raise UsageError when a page for a browser would be written to a terminal."""
+    if output is None and sys.stdout is not None and sys.stdout.isatty():
+        raise UsageError("--format html writes a page for a browser: name a file with --output report.html")
+
+
 def _replace(output: Path, text: str) -> None:
     special = output.exists() and not output.is_file()  # a pipe, a terminal: its link leads to no path
     path = output if special else output.resolve()

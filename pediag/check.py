@@ -97,6 +97,7 @@ def check(
     trust: Allowed = False,
     gather: bool = False,
     reference: str | os.PathLike[str] | nn.Module | None = None,
+    pictures: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Judge how a model encodes positions, with every selected rule, at ``seq_len`` tokens.
@@ -107,7 +108,8 @@ def check(
     that cannot be told. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables that
     positions need are read from all ranks; every rank must call then, with the same options. ``trust`` lets code that
     came with the target run; a path is the settings file of the user's that says so. ``reference`` is a target that
-    encodes positions as this one should: what differs is an error, see :func:`pediag.diff`.
+    encodes positions as this one should: what differs is an error, see :func:`pediag.diff`. With ``pictures`` the
+    report keeps the numbers that the HTML report draws.
 
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
@@ -116,7 +118,7 @@ def check(
     options = replace(
         _options(seq_len, train_len, dtype, config, inputs, trust, gather), cache=_cache_specs(cache)
     )
-    return _report(target, rules, options, progress, reference)
+    return _report(target, rules, options, progress, reference, pictures=pictures)
 
 
 def inspect(
@@ -213,10 +215,23 @@ def _known(target: Any, options: Options, step: Progress) -> Known:
 
 
 def _report(
-    target: Any, rules: Sequence[Rule], options: Options, progress: Progress | None, reference: Any = None
+    target: Any,
+    rules: Sequence[Rule],
+    options: Options,
+    progress: Progress | None,
+    reference: Any = None,
+    *,
+    pictures: bool = False,
 ) -> Report:
+    step = progress or _Silent()
     with alone(target, *([reference] if reference is not None else [])):
-        return _judged(target, rules, options, progress or _Silent(), reference)[0]
+        report, facets = _judged(target, rules, options, step, reference)
+        if pictures:
+            from pediag.report.html import measured
+
+            step.step("measuring for pictures")
+            report.pictures = measured.of_target(facets)
+        return report
 
 
 def _judged(
@@ -236,7 +251,7 @@ def _judged(
         train_len=seen.facets.train_len,
         encodings=seen.facets.encodings,
         outcomes=differences.named(run(rules, seen.facets), seen.facets),
-        notes=[*told, *opened.notes, *seen.notes],
+        notes=[*(registry.left_out() if rules else ()), *told, *opened.notes, *seen.notes],
     )
     _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs))
     return report, seen.facets

@@ -32,6 +32,7 @@ from pediag._options import (
     Output,
     Quiet,
     Reference,
+    RuleName,
     Save,
     Select,
     Statistics,
@@ -55,7 +56,6 @@ app = typer.Typer(
     help="Finds faults in how a PyTorch model knows where a token is.",
     epilog="Exit status: 0 clean, 1 findings at or above --fail-on, 2 usage or load error, "
     "3 nothing could be checked. With several targets the worst wins, in the order 2, 1, 3, 0.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -77,6 +77,7 @@ class CheckFormat(str, Enum):
     junit = "junit"
     github = "github"
     markdown = "markdown"
+    html = "html"
 
 
 class Threshold(str, Enum):
@@ -189,6 +190,9 @@ def check(
     options |= {"reference": reference, "cache": tuple(cache or ())}
     if statistics and format is not CheckFormat.rich:
         raise UsageError("--statistics is a table: it needs --format rich")
+    if format is CheckFormat.html:
+        terminal.refuse_page(output)
+        options["pictures"] = True
     listing, own = gate.targets(options)
     if output is not None:
         gate.refuse_output(output)
@@ -234,7 +238,7 @@ def inspect(
 
 
 @app.command()
-def explain(code: Annotated[str, typer.Argument(metavar="CODE|NAME", help="Such as PE302.")]) -> int:
+def explain(code: RuleName) -> int:
     """Show a rule's page: what it checks, why it matters, its limits, the fix."""
     from pediag.report import catalogue
 

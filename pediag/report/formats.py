@@ -1,4 +1,4 @@
-"""The formats of a report for machines, by name; each is a module of that name with ``render(results, notes)``."""
+"""The formats of a report for files and pipes, by name; each is a module with ``render(results, notes)``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pediag.report.model import Report, Result
 
-NAMES = ("json", "sarif", "junit", "github", "markdown")
+NAMES = ("json", "sarif", "junit", "github", "markdown", "html")
 
 
 def render(format: str, results: Report | Sequence[Result], notes: Sequence[str] = ()) -> str:

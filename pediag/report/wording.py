@@ -71,16 +71,21 @@ def source_line(file: str | None, line: int | None) -> str:
 
 def raw_line(file: str | None, line: int | None) -> str:
     """Line ``line`` (from 1) of ``file`` as it stands, or nothing when it cannot be read as text."""
-    if not file or not line or line < 1 or not os.path.isfile(file):
-        return ""
+    lines = raw_lines(file) if file and line and line >= 1 else []
+    return lines[line - 1] if line and line <= len(lines) else ""
+
+
+def raw_lines(file: str) -> list[str]:
+    """The lines of ``file`` as they stand, none when it cannot be read as text."""
     try:
+        if not os.path.isfile(file):
+            return []
         with open(file, "rb") as stream:
             raw = stream.read(LONGEST_SOURCE)
         encoding, _ = tokenize.detect_encoding(BytesIO(raw).readline)
-        lines = raw.decode(encoding, errors="replace").splitlines()
-    except (OSError, SyntaxError, LookupError):
-        return ""
-    return lines[line - 1] if line <= len(lines) else ""
+        return raw.decode(encoding, errors="replace").splitlines()
+    except (OSError, SyntaxError, LookupError, ValueError):
+        return []
 
 
 def printable(text: str) -> str:

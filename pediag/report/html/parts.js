@@ -1,0 +1,104 @@
+// The parts of a target: its findings, its encodings with pictures, what became of the rules.
+const pictures = [];
+
+function excerpt(lines, marked) {
+  if (!lines.length) return null;
+  const rows = lines.map(([number, text]) =>
+    el('span', { class: number === marked ? 'row marked' : 'row', title: number === marked ? 'the line in question' : null }, el('i', {}, String(number)), text || ' '));
+  return el('pre', { class: 'excerpt', tabindex: 0, 'aria-label': `Source around line ${marked}` }, el('code', {}, rows));
+}
+
+const item = (head, ...parts) => el('div', { class: ['where', 'effect', 'fix', 'modules', 'tensors'].includes(head) ? 'wide' : null }, el('dt', {}, head), el('dd', { class: 'text' }, parts));
+
+function finding(given, target, place) {
+  const rows = [
+    item('where', [given.encoding && code(given.encoding), given.encoding && given.module ? ' in ' : '', given.module && code(given.module), el('div', {}, code(given.place), excerpt(given.excerpt, given.line))]),
+    ...given.numbers.map(([head, value]) => item(head, prose(value))),
+  ];
+  if (given.effect) rows.push(item('effect', prose(given.effect)));
+  if (given.fix) rows.push(item('fix', el('span', { class: 'fix' }, prose(given.fix)), el('span', { class: 'applies' }, ` (${given.applicability})`), given.patch ? el('pre', { class: 'patch mono', tabindex: 0 }, given.patch) : null));
+  const more = [item('basis', given.basis), given.references.length ? item('references', given.references.join('; ')) : null, item('fingerprint', code(given.fingerprint))];
+  const made = el('article', { class: `finding ${given.severity}`, id: `${target}-${place}` },
+    el('h4', {}, el('b', { class: given.severity }, given.severity), ' ', el('b', {}, given.code), ' ', el('span', { class: 'soft' }, given.name)),
+    el('p', { class: 'said text' }, prose(given.message)),
+    el('dl', {}, rows),
+    el('details', {}, el('summary', {}, 'basis and references'), el('dl', {}, more)));
+  made.facts = { severity: given.severity, family: given.code.slice(0, 3), text: made.textContent.toLowerCase() };
+  return made;
+}
+
+// -- encodings ---------------------------------------------------------------------------------------------
+
+const spans = (layers) => {
+  const runs = [];
+  for (const layer of layers) {
+    const last = runs[runs.length - 1];
+    if (last && layer === last[1] + 1) last[1] = layer;
+    else runs.push([layer, layer]);
+  }
+  return runs;
+};
+
+function strip(given) {
+  const words = `${given.path}: ${given.layers.length} of ${given.depth} layers`;
+  const blocks = Array.from({ length: given.depth }, (_, k) => draw('rect', { class: given.layers.includes(k) ? 'on' : 'off', x: k + 0.08, width: 0.84, height: 1 }));
+  const runs = spans(given.layers).map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`)).join(', ');
+  return el('div', {}, draw('svg', { class: 'strip', viewBox: `0 0 ${given.depth} 1`, preserveAspectRatio: 'none', role: 'img', 'aria-label': words }, draw('title', {}, words), blocks),
+    el('span', { class: 'soft small' }, given.path && [code(given.path), ' '], runs));
+}
+
+function encodings(given) {
+  const heads = ['encoding', 'recognised as', 'where', 'applied at'];
+  const rows = given.map((one) => el('tr', { class: one.encodes ? '' : 'dim' },
+    el('th', { scope: 'row' }, code(one.id)),
+    el('td', { 'data-head': '' , class: 'text' }, one.title, one.doubt ? el('div', { class: 'warning small' }, `uncertain: ${one.doubt}`) : null, el('div', { class: 'soft small' }, `read off ${one.origin}`)),
+    el('td', { 'data-head': '' }, one.stacks.length ? one.stacks.slice(0, 4).map(strip) : el('span', { class: 'text' }, one.users)),
+    el('td', { 'data-head': one.place ? 'at' : null }, one.place ? code(one.place) : null)));
+  return el('table', { class: 'stack fixed' }, el('caption', {}, 'What tells this model where a token is, and in which layers.'),
+    el('thead', {}, el('tr', {}, heads.map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, rows));
+}
+
+function about(one) {
+  const parameters = one.parameters.map(([name, value]) => item(name, value));
+  const places = one.sites.map(([kind, place, count]) => el('li', {}, `${kind} `, place ? code(place) : null, count > 1 ? ` × ${count}` : ''));
+  const more = [...parameters, one.modules.length ? item('modules', one.modules.join(', ')) : null, one.tensors.length ? item('tensors', one.tensors.join(', ')) : null];
+  const named = [code(one.id), ' ', el('span', { class: 'soft text' }, one.title)];
+  const facts = [excerpt(one.excerpt, one.line), el('dl', {}, more), places.length ? el('ul', { class: 'notes' }, places) : null];
+  if (!one.pictures.length) return el('section', { class: 'about plain' }, el('details', {}, el('summary', {}, named), facts));
+  return el('section', { class: 'about' }, el('h4', {}, named),
+    el('div', { class: 'pictures' }, one.pictures.map(figure)),
+    el('details', {}, el('summary', {}, 'parameters and places'), facts));
+}
+
+function figure(picture) {
+  const drawing = el('div', { class: 'drawing' });
+  pictures.push({ picture, drawing });
+  return el('figure', {}, el('h5', {}, picture.title), picture.kind === 'plot' ? legend(picture) : null, drawing, el('figcaption', {}, picture.words));
+}
+
+function redraw() {
+  for (const { picture, drawing } of pictures) {
+    const width = Math.floor(drawing.clientWidth);
+    if (width < 60) continue;
+    drawing.replaceChildren(picture.kind === 'plot' ? plot(picture, width) : map(picture, width));
+  }
+}
+
+// -- rules -------------------------------------------------------------------------------------------------
+
+const STATUS = { fail: 'found something', 'could-not-check': 'could not check', pass: 'found nothing', 'not-applicable': 'not applicable' };
+
+function statuses(given, rules) {
+  return given.filter((one) => one.reasons.length).map(({ status, reasons }) => {
+    const rows = reasons.flatMap(([reason, codes]) => codes.map((each) => ruleRow(each, rules[each], reason, status))).sort((a, b) => (a.facts.code < b.facts.code ? -1 : 1));
+    return el('details', { 'data-status': status, open: status === 'could-not-check' },
+      el('summary', {}, el('b', {}, `${rows.length} ${STATUS[status]}`)),
+      el('table', { class: 'stack' }, el('thead', {}, el('tr', {}, ['rule', 'asks', 'reason'].map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, rows)));
+  });
+}
+
+function ruleRow(each, rule, reason, status) {
+  const row = el('tr', {}, el('th', { scope: 'row' }, each, ' ', el('span', { class: 'soft small' }, rule.name)), el('td', { class: 'text' }, prose(rule.summary)), el('td', { class: 'text soft' }, prose(reason)));
+  row.facts = { status, code: each, family: each.slice(0, 3), text: row.textContent.toLowerCase() };
+  return row;
+}
