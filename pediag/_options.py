@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pediag import _completion
+
 MOST_JOBS = 1024
 WRITE, BASELINE = "--write-baseline", "pediag-baseline.json"
 
@@ -79,11 +81,21 @@ Cache = Annotated[
 ]
 Select = Annotated[
     list[str] | None,
-    typer.Option("--select", metavar="CODES", help="Run only these codes, names or prefixes. Comma lists."),
+    typer.Option(
+        "--select",
+        metavar="CODES",
+        help="Run only these codes, names or prefixes. Comma lists.",
+        autocompletion=_completion.rules,
+    ),
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="CODES", help="Leave these out; wins over --select."),
+    typer.Option(
+        "--ignore",
+        metavar="CODES",
+        help="Leave these out; wins over --select.",
+        autocompletion=_completion.rules,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no table, on stdout or on stderr.")]
 Output = Annotated[
@@ -135,4 +147,8 @@ WriteBaseline = Annotated[
 NoSettings = Annotated[
     bool,
     typer.Option("--no-settings", help="Leave pediag.toml and pyproject.toml unread.", show_default=False),
+]
+RuleName = Annotated[
+    str,
+    typer.Argument(metavar="CODE|NAME", help="Such as PE302.", autocompletion=_completion.rules),
 ]

@@ -34,6 +34,7 @@ ORDER = (
     ("baseline",),
     ("policy",),
     ("pytest_items",),
+    ("_completion",),
     ("_options",),
     ("_gate",),
     ("cli", "pytest_plugin"),
