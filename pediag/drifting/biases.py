@@ -9,8 +9,9 @@ import numpy as np
 
 from pediag.drifting.model import Cause
 from pediag.drifting.reference import held_as
-from pediag.drifting.subjects import Subject, first_lost, lanes_of, reference
+from pediag.drifting.subjects import Subject, cause_of, first_lost, lanes_of, reference
 from pediag.encodings import replaying
+from pediag.theory.alibi import slopes as published
 from pediag.theory.rounding import unit_roundoff
 
 if TYPE_CHECKING:
@@ -25,11 +26,21 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
+LIKE = 0.02
+"""Share by which slopes read off a bias in half precision may differ from those that were meant."""
+
 STEP = 0.5
 """Share of a slope that an error may reach: from there on neighbouring keys tie."""
 
 ROUNDINGS = 2.0
 """Roundings of a far key's bias that a correct program does: of the slope and of the product."""
+
+
+def _published(encoding: Alibi) -> Floats | None:
+    """The published slopes (H,) that those of a finished bias are, times their factor; None when they are others."""
+    slopes = np.asarray(encoding.slopes, dtype=np.float64)
+    meant = published(slopes.size) * float(encoding.parameters.get("factor", 1.0))
+    return meant if bool((np.abs(slopes - meant) <= LIKE * meant).all()) else None
 
 
 class Bias(Subject):
@@ -45,7 +56,13 @@ class Bias(Subject):
         self.axis = "position" if encoding.form == "key" else "distance"
         self._facets, self._encoding, self._trace, self._node = facets, encoding, trace, node
         self._reference = reference({})
-        self.trained = any(part.gradient for part in replaying.parts(node))
+        self._kept: list[tuple[Lane, Floats]] = []
+        parts = replaying.parts(node)
+        self.trained = any(part.gradient for part in parts)
+        made = not self.counters and not any(part.op_name == "arange" for part in parts)
+        self._line = _published(encoding) if made and not self.trained else None
+        if self._line is not None:
+            self.against = "its slopes in float64"
 
     def lanes(self) -> list[Lane]:
         """Those of the program of the bias."""
@@ -55,7 +72,7 @@ class Bias(Subject):
         """Logits (M, H) of the keys at ``where`` for the last query."""
         keys = where if self.axis == "position" else self.length - 1 - where
         if not self.counters:
-            return self._row(lane, {}, None)[keys]
+            return np.asarray(self._finished(lane)[keys])
         size = self.counters[0].node.shape[self.counters[0].axis]
         found = []
         for start in range(0, keys.size, size - 1):
@@ -63,6 +80,18 @@ class Bias(Subject):
             given = replaying.counted(self.counters, lane, np.append(chosen, self.length - 1))
             found.append(self._row(lane, given, chosen.size)[: chosen.size])
         return np.concatenate(found)
+
+    def _finished(self, lane: Lane) -> Floats:
+        """The last row of a bias that no counter feeds, computed once for each lane in turn."""
+        if all(known is not lane for known, _ in self._kept):
+            self._kept = [item for item in self._kept if item[0] is self._reference]
+            self._kept.append((lane, self._row(lane, {}, None)))
+        (row,) = (row for known, row in self._kept if known is lane)
+        return row
+
+    def release(self) -> None:
+        """Drop finished rows."""
+        self._kept.clear()
 
     def _row(self, lane: Lane, given: Mapping[Node, Any], query: int | None) -> Floats:
         """Logits (N, H) of all keys for one query, the last one without counters."""
@@ -79,8 +108,12 @@ class Bias(Subject):
         return np.asarray(row.T)
 
     def exact(self, where: Ints) -> Floats:
-        """The same program in float64."""
-        return self.numbers(self._reference, where)
+        """The same program in float64; of a finished bias the line of its slopes, up to a constant per head."""
+        found = self.numbers(self._reference, where)
+        if self._line is None:
+            return found
+        line = np.multiply.outer(where if self.axis == "position" else -where, self._line)
+        return np.asarray(line + np.median(found - line, axis=0))
 
     def bound(self, lane: Lane, exact: Floats, where: Ints) -> Floats:
         """Half a slope, where neighbours begin to tie, and the rounding of far keys, which softmax does not see."""
@@ -105,8 +138,12 @@ class Bias(Subject):
         return np.asarray(same.any(axis=1))
 
     def cause(self, lane: Lane, where: Ints) -> Cause | None:
-        """By a walk along the program."""
+        """By a walk along the program; of a finished bias the tensor that holds it."""
         from pediag.trace import Evaluator
+
+        parts = replaying.parts(self._node)
+        if self._line is not None:
+            return next((cause_of(node, parts, lane) for node in parts if node.stored), None)
 
         keys = where if self.axis == "position" else self.length - 1 - where
         plain, wide = Evaluator(lane), Evaluator(self._reference)
@@ -122,4 +159,4 @@ class Bias(Subject):
             )
             return tuple(pair)  # type: ignore[return-value]
 
-        return first_lost(replaying.parts(self._node), both, lane)
+        return first_lost(parts, both, lane)

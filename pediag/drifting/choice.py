@@ -14,6 +14,7 @@ from pediag.drifting.tables import Frequencies, Held, Rows, waves
 from pediag.encodings.model import Alibi, Encoding, Learned, Rotary, Sinusoidal
 
 if TYPE_CHECKING:
+    from pediag.encodings.replaying import Program
     from pediag.rules.rule import Facets
     from pediag.trace import Node, Site, Trace
 
@@ -43,13 +44,27 @@ def _waves(facets: Facets, encoding: Rotary | Sinusoidal) -> Subject | str:
     if encoding.origin == "trace" and trace is not None and encoding.phase is not None:
         program = program_of(trace, encoding.phase)
         if program is not None:
-            return Angles(facets, encoding, program)
+            return Angles(facets, encoding, _longer(facets, encoding, program))
     if encoding.origin == "tensors" and encoding.factor is not None:
         return _frequencies(facets, encoding)
     found = waves(facets, encoding, list(_held(facets, encoding)))
     if found is None and encoding.origin == "trace":
         found = waves(facets, encoding, list(_entered(facets, encoding)))
     return found or "neither the program of its angles nor a table of cosines and sines is at hand"
+
+
+def _longer(facets: Facets, encoding: Rotary | Sinusoidal, program: Program) -> Program:
+    """The program in the pass at the length asked about, where no counter of positions feeds it and it is short."""
+    from pediag.encodings.program import phase
+    from pediag.encodings.replaying import program_of
+
+    trace = facets.target
+    ran = trace is not None and trace.failure is None
+    if not program.built or not ran or trace is None or program.phase.shape[program.axis] >= facets.seq_len:
+        return program
+    angles = (phase(node) for site in _joins(trace, encoding) for node in site.position)
+    found = (program_of(trace, angle) for angle in angles if angle is not None)
+    return next((one for one in found if one is not None), program)
 
 
 def _frequencies(facets: Facets, encoding: Rotary | Sinusoidal) -> Subject | str:

@@ -108,9 +108,11 @@ def _lanes(subject: Subject, lanes: Sequence[Lane]) -> Iterator[LaneDrift]:
     from pediag.trace import Unavailable
 
     known: dict[bytes, LaneDrift] = {}
+    where = np.union1d(positions(subject.length), shown(subject.length))
+    exact = subject.exact(where)
     for lane in lanes:
         try:
-            measuring = _Measuring(subject, lane)
+            measuring = _Measuring(subject, lane, where, exact)
             key = hashlib.sha256(measuring.got.tobytes() + measuring.limit.tobytes()).digest()
             if (same := known.get(key)) is not None:
                 yield replace(same, lane=lane.name, same_as=same.lane, samples=Samples())
@@ -124,11 +126,10 @@ def _lanes(subject: Subject, lanes: Sequence[Lane]) -> Iterator[LaneDrift]:
 class _Measuring:
     """One lane of one encoding: errors at sampled positions, then what follows from them."""
 
-    def __init__(self, subject: Subject, lane: Lane) -> None:
+    def __init__(self, subject: Subject, lane: Lane, where: Ints, exact: Floats) -> None:
         self.subject, self.lane = subject, lane
-        self.where = np.union1d(positions(subject.length), shown(subject.length))
+        self.where, self.exact = where, exact
         self.got = subject.numbers(lane, self.where)
-        self.exact = subject.exact(self.where)
         self.total = subject.error(self.got, self.exact)
         self.limit = np.broadcast_to(subject.bound(self.lane, self.exact, self.where), self.total.shape)
 

@@ -205,10 +205,12 @@ def lanes_of(facets: Facets, nodes: Any) -> list[Lane]:
     """The lanes that may change what ``nodes`` compute; the serving dtype among the casts."""
     import torch
 
+    from pediag.trace.autocast import LOWERED
     from pediag.trace.lanes import HALF, Cast, available
 
     wanted = getattr(torch, (facets.dtype or "").removeprefix("torch."), None)
-    found = available(nodes, off=_out_of_autocast(facets))
+    cast = any(node.op_name in LOWERED for node in nodes)
+    found = available(nodes, off=_out_of_autocast(facets) if cast else frozenset())
     if isinstance(wanted, torch.dtype) and wanted not in HALF:
         found.insert(1, Cast(wanted))
     return found

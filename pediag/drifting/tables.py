@@ -265,7 +265,7 @@ class Rows(Subject):
     def __init__(self, facets: Facets, held: Held) -> None:
         super().__init__(len(held.value) - held.first)
         self._facets, self._held = facets, held
-        self._largest = 0.0
+        self._largest = float(held.value.abs().max()) or 1.0
 
     def lanes(self) -> list[Lane]:
         """As stored, and cast."""
@@ -273,8 +273,6 @@ class Rows(Subject):
 
     def numbers(self, lane: Lane, where: Ints) -> Floats:
         """Rows in shares of the largest entry."""
-        if not self._largest:
-            self._largest = float(self._held.value.abs().max()) or 1.0
         return np.asarray(self._held.rows(lane, where) / self._largest)
 
     def bits(self, lane: Lane, where: Ints) -> Floats:
@@ -283,7 +281,7 @@ class Rows(Subject):
 
     def exact(self, where: Ints) -> Floats:
         """The rows as they are stored, in the same shares."""
-        return np.asarray(self._held.rows(None, where) / (self._largest or 1.0))
+        return np.asarray(self._held.rows(None, where) / self._largest)
 
     def bound(self, lane: Lane, exact: Floats, where: Ints) -> Floats:
         """One rounding to bfloat16 of the largest entry: what every model in half precision lives with."""

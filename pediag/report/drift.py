@@ -155,7 +155,7 @@ def render(drift: Drift, console: Console) -> None:
     console.print(Text(f"on {_made(drift.made)}", style="dim"), highlight=False)
     for one in drift.encodings:
         console.print()
-        _one(one, console)
+        _one(one, drift.seq_len, console)
     if not drift.encodings:
         console.print(Text("no position encoding was found", style="yellow"))
     if drift.compared is not None:
@@ -174,7 +174,7 @@ def _made(made: Made) -> str:
     return printable(" · ".join(said))
 
 
-def _one(one: EncodingDrift, console: Console) -> None:
+def _one(one: EncodingDrift, length: int, console: Console) -> None:
     layers = f" · {one.layers}" if one.layers else ""
     where = _place(one.file, one.line)
     head = Text(one.id, style="bold").append(f"  {printable(one.title)}{layers}", style="not bold")
@@ -186,7 +186,10 @@ def _one(one: EncodingDrift, console: Console) -> None:
         return
     groups = list(_groups(one))
     if groups:
-        console.print(Text(f"  {UNITS[one.unit]}, against {one.against}, by {one.axis}"), highlight=False)
+        few = f"; {one.positions:,} were there" if one.positions < length else ""
+        console.print(
+            Text(f"  {UNITS[one.unit]}, against {one.against}, by {one.axis}{few}"), highlight=False
+        )
     for start in range(0, len(groups), COLUMNS):
         console.print(_table(one, groups[start : start + COLUMNS], start), highlight=False)
     if any(point.error > 0 for lanes in groups for point in lanes[0].points):

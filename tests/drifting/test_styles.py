@@ -189,6 +189,50 @@ def test_biases_in_float32_are_exact():
     assert (found.worst, found.first, found.alike) == (0.0, None, 0)
 
 
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_bias_that_was_stored_in_bfloat16_is_compared_with_its_slopes(by_key):
+    class Stored(Slopes):
+        def __init__(self) -> None:
+            super().__init__(HALF, by_key)
+            keys = torch.arange(512.0)
+            line = keys[None] if by_key else -(keys[:, None] - keys).abs()
+            self.register_buffer("line", (self.slopes * line).to(HALF))
+
+        def forward(self, x: Tensor) -> Tensor:
+            n = x.shape[1]
+            q, k, v = (t.unflatten(-1, (8, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            scores = q @ k.mT * 8**-0.5 + self.line[:, : 1 if by_key else n, :n]
+            hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+            return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    one = measured(Stored(), 512, lanes="as written")
+    (found,) = one.lanes
+    assert one.against == "its slopes in float64"
+    assert found.worst == SLOPES.max()
+    got = rounded(np.arange(512.0))
+    assert (found.alike, found.alike_from) == (int((got[1:] == got[:-1]).sum()), 257)
+    assert found.cause.operation == "stored line"
+
+
+def test_a_program_without_counters_is_measured_at_the_length_asked_about():
+    """Positions that forward makes as a list of its own, two rows longer than the text."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            n = x.shape[1]
+            angle = torch.arange(n + 7).to(HALF).float()[:, None] * W32
+            table = torch.cat((angle.sin(), angle.cos()), -1)
+            return self.out(x + table[:n])
+
+    one = measured(Padded(), 1024, lanes="as written")
+    assert one.positions == 1024
+    assert one.lanes[0].first == 257
+
+
 # -- rows -----------------------------------------------------------------------------------------------------
 
 
