@@ -44,13 +44,18 @@ def _published(encoding: Alibi) -> Floats | None:
 
 
 class Bias(Subject):
-    """The linear bias of one attention, (M, H), at distances or keys from the last query."""
+    """The linear bias of one attention, (M, H), at distances or keys from the last query.
+
+    With ``counted`` the counters of its program are set to other positions; else its numbers are read as they are.
+    """
 
     unit = "logits"
     counted = 1 << 11
 
-    def __init__(self, facets: Facets, encoding: Alibi, trace: Trace, node: Node) -> None:
-        self.counters = tuple(replaying.counters(trace, node))
+    def __init__(
+        self, facets: Facets, encoding: Alibi, trace: Trace, node: Node, *, counted: bool = True
+    ) -> None:
+        self.counters = tuple(replaying.counters(trace, node)) if counted else ()
         rows = node.shape[-1] if node.shape else 1
         super().__init__(facets.seq_len if self.counters else min(facets.seq_len, rows))
         self.axis = "position" if encoding.form == "key" else "distance"

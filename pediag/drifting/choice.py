@@ -83,10 +83,23 @@ def _bias(facets: Facets, encoding: Alibi) -> Subject | str:
     if encoding.origin != "trace" or trace is None or encoding.node is None:
         return "slopes alone are no bias: give the model's code"
     made = Bias(facets, encoding, trace, encoding.node)
+    if made.counters and not _moves(made):
+        made = Bias(facets, encoding, trace, encoding.node, counted=False)
     longer = _at_length(facets, encoding, encoding.node) if not made.counters else None
     if longer is None or facets.target is None:
         return made
-    return Bias(facets, encoding, facets.target, longer)
+    return Bias(facets, encoding, facets.target, longer, counted=False)
+
+
+def _moves(made: Bias) -> bool:
+    """Whether its program runs with other positions; one that indexes by them may not."""
+    from pediag.trace import Lane, Unavailable
+
+    try:
+        made.numbers(Lane(), np.array([0, made.length - 1]))
+    except Unavailable:
+        return False
+    return True
 
 
 def _at_length(facets: Facets, encoding: Encoding, like: Node) -> Node | None:
