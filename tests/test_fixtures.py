@@ -466,21 +466,71 @@ def test_pe602_phase_error() -> None:
         assert 511 * np.abs(factory().rotary.inv_freq.double().numpy() - exact).max() < 1e-3
 
 
-def eleven_bits(x: np.ndarray) -> np.ndarray:
-    """Rounded to the significand of TF32."""
+def significant(x: np.ndarray, bits: int) -> np.ndarray:
+    """Rounded to a number of significant bits: 8 in bfloat16, 11 in TF32 and float16."""
     significand, exponent = np.frexp(x)
-    return np.ldexp(np.round(significand * 2048) / 2048, exponent)
+    return np.ldexp(np.round(significand * 2.0**bits) / 2.0**bits, exponent)
+
+
+def test_pe601_positions_left() -> None:
+    module = rule("pe601")
+    m = np.arange(module.SEQ_LEN, dtype=float)
+    assert np.unique(significant(m, 8)).size == module.EXPECTED["measured"]
+    x = torch.zeros(1, module.SEQ_LEN, 48)
+    rates = plain(module.BASE, 24)
+    for factory, dtype, exact in (
+        (module.faulty, torch.bfloat16, False),
+        (module.faulty_autocast, torch.float32, False),
+        (module.healthy, torch.bfloat16, True),
+        (module.healthy_dtype_of_the_model, torch.float32, True),
+    ):
+        with torch.no_grad():
+            angle = factory().angles(x.to(dtype)).double().numpy()
+        assert (np.abs(angle[:, 0] - m * rates[0]).max() < 1e-2) == exact
 
 
 def test_pe603_phase_error() -> None:
     module = rule("pe603")
-    m, w = np.arange(module.SEQ_LEN, dtype=float), plain(module.BASE, 24)
-    drift = np.abs(np.outer(eleven_bits(m), eleven_bits(w)) - np.outer(m, w)).max()
-    assert drift == pytest.approx(module.EXPECTED["measured"], rel=1e-3)
-    exact = np.outer(m, w)
-    for factory in module.FAULTY[:3] + module.HEALTHY[:2]:
+    exact = np.outer(np.arange(module.SEQ_LEN, dtype=float), plain(module.BASE, 24))
+    assert np.abs(significant(exact, 8) - exact).max() == pytest.approx(module.EXPECTED["measured"], rel=1e-3)
+    for factory in (module.faulty, *module.HEALTHY[:2]):
         with torch.no_grad():
             angle = factory().angles(torch.zeros(1, module.SEQ_LEN, 48)).double().numpy()
-        assert np.abs(angle.reshape(exact.shape) - exact).max() < 1e-2, "on the host these agree"
-    rounded = module.faulty_rounded_positions().angles(torch.zeros(1, 300, 48))
-    assert rounded[257, 0].item() in (256.0, 258.0)
+        assert (np.abs(angle - exact).max() < 1e-2) == (factory is not module.faulty)
+
+
+def test_pe604_phase_error() -> None:
+    module = rule("pe604")
+    m, w = np.arange(module.SEQ_LEN, dtype=float), plain(module.BASE, 24)
+    exact = np.outer(m, w)
+    lowered = significant(np.outer(significant(m, 8), significant(w, 8)), 8)
+    assert np.abs(lowered - exact).max() == pytest.approx(module.EXPECTED["measured"], rel=1e-3)
+    x = torch.zeros(1, module.SEQ_LEN, 48)
+    for factory in module.FAULTY[:3] + module.HEALTHY[:4]:
+        with torch.no_grad():
+            plainly = factory().angles(x).double().numpy().reshape(exact.shape)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                under = factory().angles(x).double().numpy().reshape(exact.shape)
+        assert np.abs(plainly - exact).max() < 1e-2, "in float32 these agree"
+        assert (np.abs(under - exact).max() < 1e-2) == (factory in module.HEALTHY)
+
+
+def test_pe605_ties() -> None:
+    module = rule("pe605")
+    key = np.arange(module.SEQ_LEN - 64, module.SEQ_LEN, dtype=float)
+    for slope in 2.0 ** -np.arange(1, 9):
+        tied = (np.diff(significant(slope * key, 8)) == 0).mean()
+        assert tied == pytest.approx(module.EXPECTED["measured"], rel=1e-3)
+
+
+def test_pe606_overflow() -> None:
+    module = rule("pe606")
+    powers = module.BASE ** (np.arange(0, 24, 2) / 24)
+    assert powers[powers > 65504].max() == pytest.approx(module.EXPECTED["measured"], rel=1e-3)
+    x = torch.zeros(1, 8, 48, dtype=torch.float16)
+    zero = [int((factory().frequencies(x) == 0).sum()) for factory in (module.faulty, module.healthy)]
+    assert zero == [11, 0], "the base itself is infinite, so all powers but the zeroth are"
+    ids = torch.full((1, 16), 5)
+    with torch.no_grad():
+        assert module.faulty_masks()(ids).isnan().any()
+        assert module.healthy_masks()(ids).isfinite().all()

@@ -82,10 +82,13 @@ def _finding(facets: Facets, encoding: Encoding, found: _overflow.Beyond) -> Fin
     largest = largest_value(found.form)
     when = f" after .to({found.form})" if found.cast else ""
     start = "" if found.first is None else f" from position {found.first:,} on"
+    what = (
+        "should be" if found.value > largest else "is infinite, of operands beyond the format, and should be"
+    )
     return Finding(
         message=(
-            f"A value of the position program ({found.node.op_name}) is beyond {found.form}{when}{start}: up to "
-            f"{found.value:.6g}, where the format ends at {largest:,.0f}."
+            f"A value of the position program ({found.node.op_name}) leaves {found.form}{when}{start}: it {what} up "
+            f"to {found.value:.6g}, and the format ends at {largest:,.0f}."
         ),
         effect=_effect(facets, found),
         where=_where(encoding, found.node),

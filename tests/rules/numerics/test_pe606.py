@@ -78,6 +78,19 @@ def test_powers_of_the_base(base: float) -> None:
     assert codes == ({"PE606"} if largest > 65520 else {"PE602"})
 
 
+def test_a_base_that_is_infinite_though_its_powers_are_not() -> None:
+    """70000 is beyond float16, 70000 ** (30 / 32) is not; PyTorch makes the base float16 first."""
+
+    def angles(model: nn.Module, n: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        power = 70000.0 ** (torch.arange(0, 32, 2).half() / 32)
+        angle = torch.arange(n, device=x.device).float()[:, None] / power.float()
+        return angle.cos(), angle.sin()
+
+    (finding,) = findings(Turned(angles).eval(), seq_len=2048)
+    assert finding.code == "PE606" and "operands beyond" in finding.message
+    assert finding.evidence.measured == pytest.approx(70000.0 ** (30 / 32), rel=1e-3)
+
+
 def in_the_dtype_of_x(model: nn.Module, n: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """Positions follow the dtype of the activations."""
     angle = torch.arange(n, device=x.device).to(x.dtype).float()[:, None] * plain(1e4)
