@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "no:pediag", "-p", "pediag.pytest_plugin", "-p", "no:cacheprovider")
 
 CONFTEST = """

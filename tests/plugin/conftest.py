@@ -1,0 +1,53 @@
+"""A pytest of its own with the plugin in it, and configs that need no torch to be judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+assert np  # imported once for all runs inside this process: it cannot be loaded twice
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ("-p", "no:pediag", "-p", "pediag.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:anyio")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+    "vocab_size": 99,
+}
+GPT2 = {"model_type": "gpt2", "n_positions": 1000, "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 99}
+
+
+@pytest.fixture
+def project(pytester, monkeypatch):
+    """A folder with a repository's root, ``bad.json`` (PE102), ``good.json`` and ``rows.json`` (1,000 rows)."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("CI", raising=False)
+    for name in ("PYTEST_ADDOPTS", "BUILD_NUMBER", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.mkdir(".git")
+    write(pytester.path / "bad.json", {**LLAMA, "rope_theta": -1})
+    write(pytester.path / "good.json", {**LLAMA, "rope_theta": 10000.0})
+    write(pytester.path / "rows.json", GPT2)
+    return pytester
+
+
+def write(path: Path, config: dict) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(config, indent=1))
+
+
+@pytest.fixture
+def run(project):
+    """Run pytest in the project; with ``apart`` in a process of its own."""
+
+    def run(*options: str, apart: bool = False):
+        start = project.runpytest_subprocess if apart else project.runpytest_inprocess
+        return start(*PLUGIN, "--strict-markers", "--strict-config", *options)
+
+    return run
