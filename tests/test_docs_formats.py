@@ -93,5 +93,6 @@ READERS = {
     "junit": read_junit,
     "json": read_json,
     "github": lambda text: None if "PASS" in text else pytest.fail(text),
+    "html": lambda text: None if "<title>pediag: FAIL" in text else pytest.fail(text[:500]),
     "markdown": lambda text: None if text.startswith("## pediag: FAIL") else pytest.fail(text),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -82,6 +82,7 @@ def _stopped(result: Stopped) -> dict[str, Any]:
         "facts": [],
         "encodings": [],
         "findings": [],
+        "aside": [],
         "statuses": [],
         "notes": [],
         "counts": [],
@@ -90,14 +91,16 @@ def _stopped(result: Stopped) -> dict[str, Any]:
 
 def _target(report: Report, excerpt: Excerpt) -> dict[str, Any]:
     digest = [f"SHA-256 {report.target.sha256[:16]}…"] if report.target.sha256 else []
-    reason = f" · {report.nothing_checked}" if report.verdict == "nothing-checked" else ""
+    reasons = [report.nothing_checked] if report.verdict == "nothing-checked" else []
+    reasons += [f"--strict: {report.strictly}"] if report.strictly else []
     return {
         "spec": _text(report.target.spec),
         "verdict": told.verdict(report),
-        "said": _text(f"{told.found(report.summary)}{reason}"),
+        "said": _text(" · ".join([told.found(report.summary), *reasons])),
         "facts": [*told.about(report), *digest],
         "encodings": _encodings(report, excerpt),
         "findings": [_finding(finding, report, excerpt) for finding in report.findings],
+        "aside": list(_aside(report)),
         "statuses": [_status(report, status) for status in STATUSES],
         "notes": [_text(note) for note in report.notes],
         "counts": [report.summary[f"{name}s"] for name in ("error", "warning", "note")],
@@ -127,7 +130,31 @@ def _finding(finding: Finding, report: Report, excerpt: Excerpt) -> dict[str, An
         "basis": _text(finding.basis),
         "references": [_text(reference) for reference in finding.references],
         "fingerprint": finding.fingerprint,
+        "again": _again(finding, report),
     }
+
+
+def _aside(report: Report) -> Iterator[list[str]]:
+    """What does not count, what became of it, and why."""
+    for item in report.suppressed:
+        yield _set_aside("ignored", item.finding, f"{item.reason} ({item.place})")
+    file = places.shown(report.baseline.file) if report.baseline else ""
+    for finding in report.known:
+        yield _set_aside("known", finding, f"in the baseline {file}")
+    for entry in report.baseline.stale if report.baseline else ():
+        where = f" in {entry.module}" if entry.module else ""
+        said = f"{counted(entry.count, 'entry')} of the baseline{where}".replace("entrys", "entries")
+        yield ["stale", _text(entry.code), _text(said), f"no longer found; in the baseline {file}"]
+
+
+def _set_aside(kind: str, finding: Finding, why: str) -> list[str]:
+    return [kind, _text(finding.code), _text(finding.message), _text(why)]
+
+
+def _again(finding: Finding, report: Report) -> str:
+    """By what a finding that the baseline knows is worse now."""
+    reopened = report.baseline.reopened if report.baseline else []
+    return next((_text(item.how) for item in reopened if item.finding == finding), "")
 
 
 def _block(given: str) -> str:
@@ -163,7 +190,7 @@ def _encoding(
         "encodes": encoding.scheme not in NO_ENCODINGS,
         "title": _text(encoding.title or encoding.scheme),
         "doubt": _text(encoding.doubt),
-        "users": _text(told.users(encoding)) or "the model itself",
+        "users": _text(told.users(encoding)) or "the whole model",
         "modules": [_text(path) for path in grouped(encoding.modules)],
         "tensors": [_text(name) for name in grouped(list(encoding.leaves))],
         "stacks": _strips(encoding, stacks),

@@ -24,6 +24,7 @@ function target(given, index) {
   const parts = [el('h2', {}, el('b', { class: given.verdict.split(' ')[0] }, given.verdict), ' ', code(given.spec)),
     el('p', { class: 'facts text' }, [given.said, ...given.facts].join(' · '))];
   if (given.findings.length) parts.push(el('h3', {}, 'Findings'), given.findings.map((one, k) => finding(one, name, k)), el('p', { class: 'none soft', hidden: true }, 'No finding here matches the filter.'));
+  if (given.aside.length) parts.push(el('h3', {}, 'Set aside'), aside(given.aside));
   if (given.verdict !== 'STOPPED') {
     parts.push(el('h3', {}, 'Encodings'));
     parts.push(given.encodings.length ? encodings(given.encodings) : el('p', { class: 'soft' }, 'No position encoding was recognised.'), given.encodings.map(about));

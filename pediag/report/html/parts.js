@@ -15,6 +15,7 @@ function finding(given, target, place) {
     item('where', [given.encoding && code(given.encoding), given.encoding && given.module ? ' in ' : '', given.module && code(given.module), el('div', {}, code(given.place), excerpt(given.excerpt, given.line))]),
     ...given.numbers.map(([head, value]) => item(head, prose(value))),
   ];
+  if (given.again) rows.push(item('baseline', `known, and worse now: ${given.again}`));
   if (given.effect) rows.push(item('effect', prose(given.effect)));
   if (given.fix) rows.push(item('fix', el('span', { class: 'fix' }, prose(given.fix)), el('span', { class: 'applies' }, ` (${given.applicability})`), given.patch ? el('pre', { class: 'patch mono', tabindex: 0 }, given.patch) : null));
   const more = [item('basis', given.basis), given.references.length ? item('references', given.references.join('; ')) : null, item('fingerprint', code(given.fingerprint))];
@@ -41,7 +42,7 @@ const spans = (layers) => {
 
 function strip(given) {
   const words = `${given.path}: ${given.layers.length} of ${given.depth} layers`;
-  const blocks = Array.from({ length: given.depth }, (_, k) => draw('rect', { class: given.layers.includes(k) ? 'on' : 'off', x: k + 0.08, width: 0.84, height: 1 }));
+  const blocks = Array.from({ length: given.depth }, (_, k) => draw('rect', { class: given.layers.includes(k) ? 'on' : 'off', x: k + 0.05, width: 0.9, height: 1 }));
   const runs = spans(given.layers).map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`)).join(', ');
   return el('div', {}, draw('svg', { class: 'strip', viewBox: `0 0 ${given.depth} 1`, preserveAspectRatio: 'none', role: 'img', 'aria-label': words }, draw('title', {}, words), blocks),
     el('span', { class: 'soft small' }, given.path && [code(given.path), ' '], runs));
@@ -82,6 +83,11 @@ function redraw() {
     if (width < 60) continue;
     drawing.replaceChildren(picture.kind === 'plot' ? plot(picture, width) : map(picture, width));
   }
+}
+
+function aside(given) {
+  const rows = given.map(([kind, each, said, why]) => el('tr', {}, el('th', { scope: 'row' }, each), el('td', {}, kind), el('td', { class: 'text' }, prose(said)), el('td', { class: 'text soft' }, why)));
+  return el('table', { class: 'stack' }, el('caption', {}, 'These do not count against the target.'), el('thead', {}, el('tr', {}, ['rule', 'is', 'finding', 'why'].map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, rows));
 }
 
 // -- rules -------------------------------------------------------------------------------------------------

@@ -36,6 +36,9 @@ BINS = 220
 LINES = 24
 """Heads that have a line of their own; of more, as many are shown, evenly spaced."""
 
+DIFFERENT = 6
+"""Lines up to which each has a colour of its own; more go from one colour to another."""
+
 FLOOR = 24 * math.log(2.0)
 """Logits below the best key at which a weight is 2^-24 of it: half a step of float32."""
 
@@ -329,14 +332,14 @@ def similarity(encoding: Any, table: Floats) -> Picture | None:
 
 def drift(encoding: Any, measured: Any) -> Picture | None:
     """Errors of an ``EncodingDrift`` by position in its lanes, and the largest error allowed."""
-    lanes = [lane for lane in measured.measured if not lane.same_as and any(p.error > 0 for p in lane.points)]
+    lanes = [lane for lane in measured.measured if not lane.same_as and lane.worst > 0]
     if not lanes or measured.unit == "share":  # rows that are cast: the same share everywhere
         return None
     series = []
     for lane in lanes:
-        points = [p for p in lane.points if p.position > 0 and 0 < p.error < math.inf]
-        where = [point.position for point in points]
-        series.append(_series(lane.lane, where, [point.error for point in points], "line"))
+        errors = {point.position: point.error for point in lane.points} | {lane.worst_at: lane.worst}
+        points = sorted((at, error) for at, error in errors.items() if at > 0 and 0 < error < math.inf)
+        series.append(_series(lane.lane, [at for at, _ in points], [error for _, error in points], "line"))
     allowed = [p for p in lanes[0].points if p.position > 0 and 0 < p.bound < math.inf]
     alike = all([p.bound for p in lane.points] == [p.bound for p in lanes[0].points] for lane in lanes)
     name = "allowed" if alike else f"allowed {lanes[0].lane}"
@@ -364,7 +367,7 @@ def _plot(x: str, y: str, series: Sequence[dict[str, Any]], **options: Any) -> d
         "series": [item for item in series if item["points"]],
         "bands": [],
         "marks": options.get("marks", []),
-        "ramp": options.get("ramp", False),
+        "ramp": options.get("ramp", False) and len(series) > DIFFERENT,
     }
 
 

@@ -103,11 +103,11 @@ function ribbon(band, x, y) {
 
 function* curve(picture, series, index, x, y) {
   const points = series.points.filter((p) => x.fits(p[0]) && y.fits(p[1])).map((p) => [x.place(p[0]), y.place(p[1])]);
-  if (series.as === 'dots') {
+  if (series.as === 'dots' || points.length === 1) {
     for (const [cx, cy] of points) {
       const dot = draw('circle', { cx: cx.toFixed(1), cy: cy.toFixed(1), r: 2.6, 'stroke-width': 1.3 });
       dot.style.stroke = tint(picture, index);
-      dot.style.fill = index ? 'none' : tint(picture, index);
+      dot.style.fill = index && series.as === 'dots' ? 'none' : tint(picture, index);
       yield dot;
     }
     return;
