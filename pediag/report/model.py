@@ -199,11 +199,13 @@ class Report:
 
     def raise_for(self, fail_on: FailOn = "error") -> None:
         """Raise FindingsError, with the rendered report, unless :meth:`ok`."""
+        __tracebackhide__ = True
         if not self.ok(fail_on):
             raise FindingsError(f"{self.summary_line(fail_on)}\n{self}")
 
     def assert_clean(self) -> None:
         """Raise FindingsError unless something was checked and there is no warning and no error."""
+        __tracebackhide__ = True
         self.raise_for("warning")
 
     def summary_line(self, fail_on: FailOn | None = None) -> str:
