@@ -91,6 +91,8 @@ def opened(
     changed |= {} if fail_on is None else {"fail_on": fail_on}
     changed |= {} if strict is None else {"strict": strict}
     own = replace(own, **changed)
+    if own.strict and (unread := registry.left_out()):
+        raise UsageError(f"--strict: {unread[0]}")
     return Gate(own, list(words), _baseline(own, baseline, write), write is not None)
 
 
