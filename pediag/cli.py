@@ -335,6 +335,8 @@ def drift(
     del options["train_len"]
     if save is not None:
         fingerprint.refuse(save, force=force)
+        if output is not None and output.absolute() == save.absolute():
+            raise UsageError(f"--output {output}: is what --save writes; name another file")
     if output is not None:
         read = [*_read_of([target], [config]), *(path for path in (against, save) if path is not None)]
         terminal.refuse_unwritable(output, read)

@@ -94,6 +94,11 @@ def _notes(known: Known) -> list[str]:
     notes = list(known.notes)
     if facets.structural is None and (gap := facets.gaps.get("trace")):
         notes.append(f"nothing was run: {gap}")
+    if facets.target is not None and (failure := facets.target.failure) is not None:
+        stopped = f"the pass at {facets.seq_len:,} tokens stopped: {failure.message}"
+        notes.append(
+            f"{stopped}; what counts its own positions was replayed that far, the rest as far as it ran"
+        )
     return notes
 
 

@@ -128,6 +128,7 @@ def test_bad_words_are_one_line(tmp_path, capsys):
         [PRODUCT, "--against", str(tmp_path / "none.json")],
         [PRODUCT, "--save", str(tmp_path / "no" / "a.json")],
         [PRODUCT, "--dtype", "int9"],
+        [PRODUCT, "--save", str(tmp_path / "a.json"), "--output", str(tmp_path / "a.json")],
         [str(tmp_path / "none.pt")],
         [],
     ]
@@ -155,6 +156,24 @@ def test_ascii_is_written_where_stdout_knows_no_more(tmp_path):
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode("ascii")
     assert "?" not in text.partition("rope-1")[2]
+
+
+def test_a_length_that_the_model_does_not_take_is_noted(capsys):
+    limited = f"{ROOT}/fixtures/healthy/alibi_symmetric_encoder.py:model"
+    status, found = as_json(capsys, limited, "--seq-len", "2048")
+    (one,) = found["encodings"]
+    assert (status, one["positions"] < 600) == (0, True)
+    assert any("2,048 tokens stopped" in note for note in found["notes"])
+    _, whole = as_json(capsys, limited, "--seq-len", "600")
+    assert whole["encodings"][0]["positions"] == 600
+
+
+@pytest.mark.parametrize("length", ["1", "2", "3"])
+def test_the_shortest_lengths(length, capsys):
+    status, found = as_json(capsys, PRODUCT, "--seq-len", length, "--lane", "as written")
+    (lane,) = found["encodings"][0]["lanes"]
+    assert (status, lane["first_beyond_bound"], lane["alike"]) == (0, None, 0)
+    assert lane["points"][-1]["position"] == int(length) - 1
 
 
 def test_the_model_is_left_as_it_was():

@@ -115,6 +115,27 @@ def test_positions_rounded_by_the_device_differ_from_2049_on(saved):
     assert 0.3 < here.measured <= np.pi
 
 
+def test_a_device_of_one_side_is_compared_with_the_host_of_the_other(monkeypatch, tmp_path):
+    """A device whose lane runs on the host here: its numbers are those of the host."""
+    from pediag.trace import lanes
+    from pediag.trace.devices import OnDevice
+
+    def stand_in() -> list[Any]:
+        found = OnDevice("cpu")
+        found.name = "cuda"
+        return [found]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes, "accelerators", stand_in)
+        there = drift()
+    assert "cuda" in [lane.lane for lane in there.encodings[0].lanes]
+    there.save(tmp_path / "cuda.json")
+    made = drift(against=tmp_path / "cuda.json")
+    pairs = {(item.lane, item.other): item.verdict for item in made.compared}
+    assert pairs["as written", "cuda"] == pairs["as written", "as written"] == "same bits"
+    assert made.exit_code() == 0
+
+
 def test_trained_rows_are_digests_only(tmp_path):
     class Learned(nn.Module):
         def __init__(self, scale: float = 1.0) -> None:
