@@ -14,9 +14,10 @@ reduced in the wrong precision, or a kernel of another make, gives the same weig
 
 ## What is checked
 
-``|phase - phase64| <= 4 (u / 2 + (2 + 1.5 ln base) 2^-24 m w)`` for every pair and sampled position m
-(around the powers of two, the last ones, and between), u the roundoff of the value that enters content. For
-a finished table the same law for its cosines and sines. The number given is the largest error in radians.
+``|phase - phase64| <= 4 (u / 2 + (2 + 1.5 ln base) 2^-24 m w)`` for every pair and sampled position m (around the
+powers of two, the last ones, and between), u the roundoff of the value that enters content. For a finished table,
+and what an accelerator makes of angles, the same law for cosines and sines. The number given is the largest error
+in radians.
 
 ## Known limits
 
@@ -40,7 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,10 @@ HALF = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The worst error of one lane (radians), its position, where it passes the tolerance and 0.1 rad."""
+    """The worst error of one lane (radians), its position, where it passes the tolerance and 0.1 rad.
+
+    Of cosines and sines themselves where ``node`` is one of them.
+    """
 
     lane: str
     error: float
@@ -86,6 +90,7 @@ class Drift:
     first: int | None
     noticed: int | None
     last: float
+    node: Node | None = None
 
 
 @rule(
@@ -196,6 +201,26 @@ def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Pro
         error = np.abs(replaying.angles(program, lane, where) - exact)
         error = np.where(np.isfinite(error), error, np.inf)
         yield _drift(name, error.reshape(where.size, -1), limit.reshape(where.size, -1), where)
+    if not program.built:
+        yield from _finished(encoding, program, where, limit)
+
+
+def _finished(
+    encoding: Rotary | Sinusoidal, program: replaying.Program, where: NDArray[np.int64], limit: Floats
+) -> Iterator[Drift]:
+    """The cosines and sines that an accelerator makes: a fast kernel reduces large angles badly."""
+    from pediag.trace.devices import accelerators
+    from pediag.trace.lanes import Float64
+
+    made = replaying.parts(encoding.node) if encoding.node is not None else []
+    waves = [node for node in made if node.op_name in ("cos", "sin") and program.phase in node.inputs()]
+    for lane in accelerators() if waves else ():
+        for node in waves:
+            got, exact = (replaying.angles(program, one, where, node) for one in (lane, Float64()))
+            error = np.where(np.isfinite(got), np.abs(got - exact), np.inf)
+            if error.size == limit.size:
+                drift = _drift(lane.name, error.reshape(where.size, -1), limit.reshape(where.size, -1), where)
+                yield replace(drift, lane=f"{lane.name} ({node.op_name})", node=node)
 
 
 def _positions(facets: Facets, program: replaying.Program) -> NDArray[np.int64]:
@@ -237,9 +262,10 @@ def _drifting(
     facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Program, drifts: list[Drift]
 ) -> Finding:
     worst = next(drift for drift in drifts if drift.first is not None)
-    node = _cause(facets, encoding, program, worst)
+    node = worst.node or _cause(facets, encoding, program, worst)
+    what = "the angles are off" if worst.node is None else "turning is off"
     return Finding(
-        message=f"{_in_lane(worst.lane)} the angles are off by up to {worst.error:.3g} rad against float64.",
+        message=f"{_in_lane(worst.lane)} {what} by up to {worst.error:.3g} rad against float64.",
         effect=_effect(facets, worst, drifts),
         where=_where(facets, encoding, node),
         evidence=Evidence(
@@ -299,6 +325,8 @@ def _effect(facets: Facets, worst: Drift, drifts: list[Drift]) -> str:
 
 def _advice(node: Node | None, worst: Drift) -> str:
     line = _line(node)
+    if worst.node is not None:
+        return f"Take cosines and sines{line} of angles reduced in float64, or from a table made on the host."
     if worst.lane in HALF:
         return f"Keep the frequencies out of the cast to {worst.lane}: float32, or recomputed after it."
     dtype = str(node.dtype).removeprefix("torch.") if node is not None else ""

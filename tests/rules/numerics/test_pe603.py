@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,29 @@ def test_an_accelerator_that_is_present_is_a_lane(monkeypatch: pytest.MonkeyPatc
     assert finding.evidence.measured == pytest.approx(
         np.abs(rounded_to_11_bits(exact) - exact).max(), rel=0.05
     )
+
+
+class FastSines(OnDevice):
+    """The CPU in place of a kernel that reduces angles with pi in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.name = "cuda"
+
+    def call(self, node: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if node.op_name in ("cos", "sin"):
+            turn = 2 * torch.tensor(math.pi).bfloat16().float()
+            args = (args[0] - turn * torch.floor(args[0] / turn), *args[1:])
+        return super().call(node, func, args, kwargs)
+
+
+def test_fast_sines_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B023, kekzl/imp#1316: angles are right, and what is made of them drifts with every turn."""
+    model = Turned(by_product, w=plain(1e4)).eval()
+    monkeypatch.setattr(devices, "accelerators", lambda: [FastSines()])
+    (finding,) = findings(model, seq_len=16384)
+    assert finding.message.startswith("In cuda (")
+    assert finding.where.line == by_product.__code__.co_firstlineno + 3
 
 
 def test_where_another_rule_tells_the_cause_it_was_checked() -> None:
