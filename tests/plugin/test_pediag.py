@@ -175,6 +175,12 @@ class TestSettings:
             ["*PediagWarning: suppressed: PE102 *: a test of ours (pyproject.toml:1)"]
         )
 
+    def test_strict_fails_for_rules_that_could_not_check(self, project, run):
+        (project.path / "pediag.toml").write_text("strict = true\n")
+        result = run("--pediag", "good.json", "--pediag-select", "PE102,PE701")
+        result.assert_outcomes(failed=1, passed=1, skipped=1, warnings=0)
+        result.stdout.fnmatch_lines(["FAILED pediag::good.json::is checked - strict: could not check: PE701"])
+
     def test_a_setting_that_cannot_be_meant_is_one_line(self, project, run):
         (project.path / "pediag.toml").write_text("selct = 1\n")
         result = run("--pediag", "bad.json", apart=True)
