@@ -180,8 +180,6 @@ class Checked(_Test):
     def runtest(self) -> None:
         """Fail where nothing was checked, or not all of what ``strict`` asks for."""
         report = cast(Report, self.job.done())
-        for note in report.notes:
-            self.tell(printable(note))
         if report.exit_code("never") == NOTHING_CHECKED:
             raise Failed(
                 f"nothing was checked: {report.nothing_checked}", f"{report.summary_line('never')}\n{report}"
@@ -189,6 +187,8 @@ class Checked(_Test):
         for failing in (report.strictly, *(registry.left_out() if report.strict else ())):
             if failing:
                 raise Failed(f"strict: {failing}", f"strict: {failing}\n{report}")
+        for note in report.notes:
+            self.tell(printable(note))
 
 
 class Judged(_Test):
