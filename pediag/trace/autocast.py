@@ -6,6 +6,7 @@ have below autocast: ``linear``, ``matmul`` and ``einsum`` arrive as ``mm``, ``b
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -174,6 +175,27 @@ def enabled_everywhere(dtype: torch.dtype = torch.bfloat16) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
+@contextmanager
+def _as_asked() -> Iterator[None]:
+    """Let ``torch.autocast("cuda")`` in the model's code be on, where it is asked for, without a CUDA device too."""
+    kind: Any = torch.amp.autocast_mode.autocast
+    made = kind.__init__
+
+    def make(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made(self, device_type, dtype, enabled, cache_enabled)
+        self._enabled = self._enabled or (bool(enabled) and device_type in _KINDS)
+
+    kind.__init__ = make
+    try:
+        yield
+    finally:
+        kind.__init__ = made
+
+
 class _Watch(TorchFunctionMode):
     """Takes down at which lines of the model autocast was found switched off, and at which it was on."""
 
@@ -195,6 +217,6 @@ def stays_out(session: Session) -> frozenset[Line]:
 
     The model runs once more, abstractly, at the structural length with autocast on for every kind of device.
     """
-    with enabled_everywhere(), _Watch() as watch:
+    with enabled_everywhere(), _as_asked(), _Watch() as watch:
         session.varied(lambda candidate: candidate)
     return frozenset(watch.off - watch.on)

@@ -120,3 +120,21 @@ def test_it_is_switched_back() -> None:
         with enabled_everywhere():
             assert torch.get_autocast_dtype("cpu") is torch.bfloat16
         assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.float16
+
+
+@pytest.mark.filterwarnings("ignore:.*autocast")
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_autocast_that_the_code_switches_on_is_not_staying_out() -> None:
+    """On a machine without CUDA as well, where PyTorch switches it off by itself."""
+
+    def program(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            one = column(x) @ RATES[None]
+        with torch.cuda.amp.autocast(enabled=False):
+            return one.float() + 2 * column(x) @ RATES[None]
+
+    make = torch.autocast.__init__
+    off = stays_out(Session(open_target(Adds(program))))
+    line = program.__code__.co_firstlineno
+    assert {number for file, number in off if file == __file__} == {line + 4}
+    assert torch.autocast.__init__ is make
