@@ -51,6 +51,9 @@ def _of(result: Result) -> Iterator[str]:
         return
     for finding in result.findings:
         yield _finding(finding, result)
+    if result.strictly:
+        message = f"{printable(result.target.spec)}: --strict: {result.strictly}"
+        yield command("error", message, **_at(target_spot(result.target.spec)), title="pediag is strict")
     if result.verdict == "nothing-checked":
         message = f"{printable(result.target.spec)}: nothing was checked: {result.nothing_checked}"
         at = _at(target_spot(result.target.spec))

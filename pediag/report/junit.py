@@ -1,9 +1,9 @@
 """The report as JUnit XML: a suite per target, a case per rule, so that test reporters list every rule.
 
 A finding at or above ``--fail-on`` fails its case; one below is output of a case that passes. A rule that did not apply
-or could not check is skipped with its reason. A target that stopped, a target of which nothing was checked, and a rule
-that failed inside are errors: what was not looked at does not pass. There are no times, so that equal reports give
-equal bytes.
+or could not check is skipped with its reason; under ``--strict`` one that could not check fails its case. A target that
+stopped, a target of which nothing was checked, and a rule that failed inside are errors: what was not looked at does
+not pass. There are no times, so that equal reports give equal bytes.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ def _suite(result: Result) -> Element:
     if result.verdict == "nothing-checked":
         reason = f"nothing was checked: {result.nothing_checked}"
         _problem(_case(suite, "pediag", "something was checked"), "nothing-checked", reason)
+    if result.strict and result.baseline and result.baseline.stale:
+        case = _case(suite, "pediag", "the baseline has no stale entries")
+        SubElement(case, "failure", type="stale", message=printable(result.strictly))
     for outcome in result.outcomes:
         _judged(_case(suite, f"pediag.{family(outcome.rule)}", _name(outcome.rule)), outcome, result)
     return _counted(suite)
@@ -71,7 +74,7 @@ def _judged(case: Element, outcome: Outcome, report: Report) -> None:
         said = SubElement(case, "failure", type=failing[0].severity or "error", message=_headline(failing))
         said.text = _text(failing, report)
     elif outcome.status in ("not-applicable", "could-not-check"):
-        _unjudged(case, outcome)
+        _unjudged(case, outcome, strict=report.strict)
     rest = [finding for finding in outcome.findings if finding not in failing]
     lines = [_text(rest, report)] if rest else []
     if outcome.status == "fail" and outcome.reason:
@@ -80,10 +83,12 @@ def _judged(case: Element, outcome: Outcome, report: Report) -> None:
         SubElement(case, "system-out").text = "\n".join(lines)
 
 
-def _unjudged(case: Element, outcome: Outcome) -> None:
+def _unjudged(case: Element, outcome: Outcome, *, strict: bool) -> None:
     reason = told.reason(outcome)
     if told.failed_inside(reason):
         _problem(case, "internal-error", reason)
+    elif strict and outcome.status == "could-not-check":
+        SubElement(case, "failure", type="could-not-check", message=f"could not check: {reason}")
     else:
         SubElement(
             case, "skipped", type=outcome.status, message=f"{outcome.status.replace('-', ' ')}: {reason}"

@@ -81,7 +81,7 @@ def exit_meaning(code: int) -> str:
     """What an exit status of ``check`` means."""
     return {
         0: "clean",
-        1: "findings at or above --fail-on",
+        1: "findings at or above --fail-on, or what --strict does not let pass",
         STOPPED: "a target could not be opened or run",
         3: "nothing could be checked",
     }[code]
