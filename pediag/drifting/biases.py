@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pediag.drifting.model import Cause
-from pediag.drifting.reference import held_as
 from pediag.drifting.subjects import Subject, cause_of, first_lost, lanes_of, reference
 from pediag.encodings import replaying
 from pediag.theory.alibi import slopes as published
@@ -33,7 +32,7 @@ STEP = 0.5
 """Share of a slope that an error may reach: from there on neighbouring keys tie."""
 
 ROUNDINGS = 2.0
-"""Roundings of a far key's bias that a correct program does: of the slope and of the product."""
+"""Roundings to bfloat16 of a far key's bias that a correct program does: of the slope and of the product."""
 
 
 def _published(encoding: Alibi) -> Floats | None:
@@ -41,6 +40,14 @@ def _published(encoding: Alibi) -> Floats | None:
     slopes = np.asarray(encoding.slopes, dtype=np.float64)
     meant = published(slopes.size) * float(encoding.parameters.get("factor", 1.0))
     return meant if bool((np.abs(slopes - meant) <= LIKE * meant).all()) else None
+
+
+def _by_query(trace: Trace, node: Node) -> bool:
+    """Whether a bias of the first key differs between the first query and the last, so that distances make it."""
+    value = trace.value(node)
+    if value.dim() < 2 or value.shape[-2] == 1:
+        return False
+    return bool((value[..., 0, 0] != value[..., -1, 0]).any())
 
 
 class Bias(Subject):
@@ -58,7 +65,8 @@ class Bias(Subject):
         self.counters = tuple(replaying.counters(trace, node)) if counted else ()
         rows = node.shape[-1] if node.shape else 1
         super().__init__(facets.seq_len if self.counters else min(facets.seq_len, rows))
-        self.axis = "position" if encoding.form == "key" else "distance"
+        by_key = encoding.form == "key" and not _by_query(trace, node)
+        self.axis = "position" if by_key else "distance"
         self._facets, self._encoding, self._trace, self._node = facets, encoding, trace, node
         self._reference = reference({})
         self._kept: list[tuple[Lane, Floats]] = []
@@ -121,9 +129,12 @@ class Bias(Subject):
         return np.asarray(line + np.median(found - line, axis=0))
 
     def bound(self, lane: Lane, exact: Floats, where: Ints) -> Floats:
-        """Half a slope, where neighbours begin to tie, and the rounding of far keys, which softmax does not see."""
-        far = where if self.axis == "distance" else self.length - 1 - where
-        own = ROUNDINGS * unit_roundoff(held_as(self._node.dtype)) * far[:, None]
+        """Half a slope, where neighbours begin to tie, and the rounding of far keys, which softmax does not see.
+
+        A bias by key is the same for all queries, so that each key is near to one.
+        """
+        far = where if self.axis == "distance" else np.zeros_like(where)
+        own = ROUNDINGS * unit_roundoff("bfloat16") * far[:, None]
         return np.asarray(self._slopes(exact) * (STEP + own))
 
     def _slopes(self, like: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pediag.rules import _angles
-from pediag.rules.numerics.pe602_frequencies_rounded import formula
+from pediag.rules.numerics.pe602_frequencies_rounded import formula, rounded
 from pediag.theory.rounding import frequency_tolerance, precision_of, unit_roundoff
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ def meant(facets: Facets, encoding: Rotary | Sinusoidal, used: Floats, dtype: st
         form == "float16"
     )
     return found if bool(near.all()) else None
+
+
+def unrounded(facets: Facets, encoding: Rotary | Sinusoidal) -> Floats | None:
+    """The float64 frequencies (P,) of a table that was made of rounded ones; None when they were not."""
+    found = rounded(facets, encoding)
+    return found.meant if found is not None else None
 
 
 def guessed(facets: Facets, encoding: Rotary | Sinusoidal, used: Floats) -> Floats | None:

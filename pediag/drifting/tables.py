@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pediag.drifting.model import Cause
-from pediag.drifting.reference import HALF, guessed, held_as, meant
+from pediag.drifting.reference import HALF, guessed, held_as, meant, unrounded
 from pediag.drifting.subjects import Subject, base_of
 from pediag.encodings.columns import HEAD, MATCH, TURNED, Columns, refined, waves_of
 from pediag.theory.rounding import FORMATS, precision_of, table_tolerance, unit_roundoff
@@ -115,6 +115,7 @@ class _Found:
             return None
         form = precision_of(rows)
         exact = meant(facets, encoding, w, form if form in HALF else "float32")
+        exact = exact if exact is not None else unrounded(facets, encoding)
         even = getattr(encoding, "even", True)
         if not even:
             exact = exact if exact is not None else guessed(facets, encoding, w)

@@ -121,6 +121,21 @@ def test_a_finished_table_may_be_cast(dtype):
     assert coarse.worst <= np.sqrt(2) * 2.0**-9 * 1.01
 
 
+def test_a_finished_table_of_rounded_frequencies_is_compared_with_the_formula():
+    class Rounded(AsTable):
+        def prepare(self, angle: Tensor) -> None:
+            super().prepare(torch.arange(N).float()[:, None] * W32.to(HALF).float())
+
+    one = measured(Rounded(), lanes="as written")
+    (found,) = one.lanes
+    w = 10000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    off = np.abs(rounded(W32.double().numpy()) - w)
+    told = w * 128 >= 1
+    assert one.against == "its formula in float64"
+    assert at(found, 64).error == pytest.approx(64 * off[told].max(), rel=1e-2)
+    assert found.first == 1
+
+
 def test_sinusoids_are_measured_in_radians():
     class Adds(nn.Module):
         def __init__(self) -> None:
@@ -171,9 +186,7 @@ def test_biases_by_key_in_bfloat16_tie_from_257_on():
     worst = np.abs(got - keys) * SLOPES.max()
     assert found.worst == worst.max()
     assert at(found, 1023).steps == abs(got[1023] - 1023)
-    distance = 1023 - keys
-    beyond = np.abs(got - keys) > 0.5 + 2 * 2.0**-8 * distance
-    assert found.first == int(np.flatnonzero(beyond)[0])
+    assert found.first == int(np.flatnonzero(np.abs(got - keys) > 0.5)[0]) == 257
     assert (found.cause.operation, found.cause.dtype) == ("_to_copy", "bfloat16")
 
 
