@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -80,7 +81,10 @@ class Float64(Lane):
 
 
 class Cast(Lane):
-    """The model after ``.to(dtype)``: floating parameters and buffers are rounded, explicit casts stay."""
+    """The model after ``.to(dtype)``: floating parameters and buffers are rounded, explicit casts stay.
+
+    A ``.float()`` that changed nothing was not recorded, so a product of two formats is made in the wider one.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.name = str(dtype).removeprefix("torch.")
@@ -91,6 +95,17 @@ class Cast(Lane):
         if node.stored and tensor.is_floating_point():
             return tensor.to(self._dtype)
         return tensor
+
+    def call(
+        self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one operation, the factors of a matrix product in one format."""
+        if describe(func).name in LOWERED:
+            formats = {item.dtype for item in args if isinstance(item, torch.Tensor)}
+            if len(formats) > 1:
+                wide = functools.reduce(torch.promote_types, formats)
+                args = tuple(item.to(wide) if isinstance(item, torch.Tensor) else item for item in args)
+        return func(*args, **kwargs)
 
 
 class DefaultDtype(Lane):

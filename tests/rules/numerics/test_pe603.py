@@ -126,6 +126,21 @@ def test_the_dtype_that_is_asked_for() -> None:
     assert not findings(kept.eval(), seq_len=4096, dtype="bfloat16")
 
 
+def test_the_dtype_that_is_asked_for_where_a_product_makes_the_angles() -> None:
+    """A .float() of a float32 buffer is not recorded; after the cast it widens rounded frequencies."""
+
+    def angles(model: nn.Module, n: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        m = torch.arange(n, device=x.device)
+        with torch.autocast(x.device.type, enabled=False):
+            angle = (model.w.float()[:, None] @ m[None, :].float()).T
+        return angle.cos(), angle.sin()
+
+    (finding,) = findings(Turned(angles, w=plain(1e4)).eval(), seq_len=4096, dtype="bfloat16")
+    w = plain(1e4)
+    error = ((w.bfloat16().double() - w.double()).abs().max() * 4095).item()
+    assert finding.evidence.measured == pytest.approx(error, rel=0.01)
+
+
 def test_stored_rounding_is_left_to_another_rule() -> None:
     assert not findings(Turned(by_product, w=plain(1e4).bfloat16()).eval(), seq_len=4096)
 
