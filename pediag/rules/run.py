@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pediag.errors import out_of_memory
-from pediag.rules.finding import Finding
+from pediag.rules.finding import SEVERITIES, Finding
+from pediag.rules.packages import OWN
 from pediag.rules.rule import CouldNotCheck, Facet, Facets, NotApplicable, Rule
 
 Status = Literal["pass", "fail", "not-applicable", "could-not-check"]
@@ -80,18 +81,24 @@ def _judge(rule: Rule, facets: Facets) -> Outcome:
         status, reason = "not-applicable", _one_line(error)
     except CouldNotCheck as error:
         status, reason = "could-not-check", _one_line(error)
-    except Exception as error:  # a fault of the rule must not hide what the others found
+    except (Exception, SystemExit) as error:  # a fault of the rule must not hide what the others found
         _LOG.debug("rule %s failed", rule.code, exc_info=True)
         status = "could-not-check"
         reason = (
             f"memory did not suffice at {facets.seq_len:,} tokens: give a shorter --seq-len"
             if out_of_memory(error)
-            else f"internal error in {rule.code}: {type(error).__name__}: {_one_line(error)}".rstrip(": ")
+            else f"internal error in {_told(rule)}: {type(error).__name__}: {_one_line(error)}".rstrip(": ")
         )
     return Outcome(rule, "fail" if found else status, reason, found)
 
 
+def _told(rule: Rule) -> str:
+    return rule.code if rule.package == OWN else f"{rule.code} of the package {rule.package}"
+
+
 def _stamped(rule: Rule, finding: Finding) -> Finding:
+    if not isinstance(finding, Finding) or finding.severity not in (None, *SEVERITIES):
+        raise TypeError(f"what a rule yields are findings of a known severity; got {finding!r}")
     return finding.stamped(
         code=rule.code,
         name=rule.name,
@@ -101,5 +108,5 @@ def _stamped(rule: Rule, finding: Finding) -> Finding:
     )
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]

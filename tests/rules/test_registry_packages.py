@@ -110,6 +110,24 @@ def test_a_rule_that_cannot_be_imported_could_not_check(site):
     assert "ModuleNotFoundError: No module named 'no_such_thing'" in outcome.reason
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("yield 'a text'", "TypeError: what a rule yields are findings of a known severity; got 'a text'"),
+        ("return None", "TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_rule_that_does_what_none_should_could_not_check(site, body, told):
+    text = simple().replace("return iter(())", body)
+    install(site, "acme-rules", "acme", {"acme/house/ac101_made_up.py": text})
+    (outcome,) = run(registry.select(["AC101"]), Facets(seq_len=8, config=object()))
+    assert (outcome.status, outcome.reason) == (
+        "could-not-check",
+        f"internal error in AC101 of the package acme-rules: {told}",
+    )
+
+
 def test_it_judges(site):
     example(site)
     report = pediag.check("config.json", select="EX101,PE502", seq_len=900)
