@@ -16,12 +16,12 @@ from pediag.configuration import Configuration, short
 from pediag.errors import UsageError
 from pediag.report.wording import printable
 from pediag.rules import registry
+from pediag.targets.naming import Listing, named
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pediag._results import Done
-    from pediag.targets.naming import Listing
 
 
 @dataclass(slots=True)
@@ -29,20 +29,17 @@ class Gate:
     """What is in force once the command line has had its word."""
 
     own: Configuration
-    words: list[str]
+    listing: Listing | None
     baseline: baselines.Baseline | None
     write: bool
 
     def targets(self, given: Mapping[str, Any]) -> tuple[Listing, dict[str, dict[str, Any]]]:
-        """What the words name, or else the settings; and the options of each target that are not ``given``.
+        """What the user named, or else the settings do; and the options of each target that are not ``given``.
 
         Raises UsageError where there is no target.
         """
-        if self.words:
-            from pediag.targets.naming import named
-
-            listing = named(self.words)
-            options = self.own.known(listing)
+        if self.listing is not None:
+            listing, options = self.listing, self.own.known(self.listing)
         else:
             listing, options = self.own.listed()
         left = {
@@ -81,7 +78,8 @@ def opened(
 
     Raises UsageError for settings, codes or a baseline that cannot be meant.
     """
-    own = Configuration() if no_settings else configuration.in_force(here(), words)
+    listing = named(words) if words else None
+    own = Configuration() if no_settings else _settings(words, listing)
     changed: dict[str, Any] = {}
     if select is not None:
         changed |= {"select": tuple(registry.split(select)), "ignore": ()}
@@ -93,7 +91,7 @@ def opened(
     own = replace(own, **changed)
     if own.strict and (unread := registry.left_out()):
         raise UsageError(f"--strict: {unread[0]}")
-    return Gate(own, list(words), _baseline(own, baseline, write), write is not None)
+    return Gate(own, listing, _baseline(own, baseline, write), write is not None)
 
 
 def here() -> Path:
@@ -144,7 +142,13 @@ def as_json(own: Configuration) -> str:
 
 def settings_of(words: Sequence[str]) -> Configuration:
     """What the settings say in the current folder, for the targets in ``words``. Raises UsageError."""
-    return configuration.in_force(here(), words)
+    return _settings(words, named(words))
+
+
+def _settings(words: Sequence[str], listing: Listing | None) -> Configuration:
+    """What counts for the words and for the targets that they stand for, which may lie elsewhere."""
+    specs = [target.spec for target in listing.targets] if listing is not None else []
+    return configuration.in_force(here(), list(dict.fromkeys([*words, *specs])))
 
 
 def aside(own: Configuration) -> list[str]:

@@ -121,7 +121,7 @@ def test_what_came_with_a_download_switches_nothing_off(tree, monkeypatch, capsy
         (tree / "m" / name).write_text(text)
         assert checked("m/bad.json")[0] == 1, "not above the current folder"
         monkeypatch.chdir(tree / "m")
-        for word in ("bad.json", "./bad.json", str(tree / "m/bad.json"), "."):
+        for word in ("bad.json", "./bad.json", str(tree / "m/bad.json"), ".", "*d.json", "../*/bad.json"):
             status, report = checked(word)
             assert status == 1, word
             assert any(

@@ -291,9 +291,9 @@ def _facts(report: Report) -> dict[str, Any]:
     facts = json.to_dict(report)
     for name in ("findings", "schema_version", "tool"):
         del facts[name]
-    for encoding in facts["encodings"]:
-        for place in (encoding["source"], *encoding["sites"]):
-            place["file"] = shown(place["file"], report.target.spec) if place["file"] else None
+    places = [place for encoding in facts["encodings"] for place in (encoding["source"], *encoding["sites"])]
+    for place in (*places, *(finding["where"] for finding in (*facts["suppressed"], *facts["known"]))):
+        place["file"] = shown(place["file"], report.target.spec) if place["file"] else None
     return facts
 
 
