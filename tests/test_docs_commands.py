@@ -44,16 +44,17 @@ def in_process(words: list[str], capsys) -> tuple[int, str]:
 
 
 def in_a_shell(text: str, folder: Path) -> tuple[int, str]:
-    bin = folder / ".bin"
+    """Run by a bash with a home of its own, which also is the shell that the command sees above it."""
+    bin, home = folder / ".bin", folder / ".home"
+    for made in (bin, home):
+        made.mkdir(exist_ok=True)
     for name, words in (("pediag", "-m pediag"), ("python", ""), ("pytest", "-m pytest -p no:cacheprovider")):
-        bin.mkdir(exist_ok=True)
         (bin / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         (bin / name).chmod(0o755)
     path = f"{bin}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", text], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(home)}
+    words = ["bash", "-c", f"{text}\nexit $?"]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -97,7 +98,7 @@ def run(command: Command, folder: Path, capsys) -> tuple[int, str] | None:
         return None
     if words[0] == "docker":
         return docker(words[1:], capsys)
-    if words[0] == "pediag" and not OPERATORS & set(words):
+    if words[0] == "pediag" and words[1][0] != "-" and not OPERATORS & set(words):
         return in_process(words[1:], capsys)
     return in_a_shell(command.text, folder)
 
