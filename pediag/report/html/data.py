@@ -172,7 +172,7 @@ def _encodings(report: Report, excerpt: Excerpt) -> list[dict[str, Any]]:
     stacks = _stacks(report.encodings)
     return [
         _encoding(encoding, report, excerpt, [item for item in drawn if item.encoding == encoding.id], stacks)
-        for encoding in report.encodings
+        for encoding in sorted(report.encodings, key=lambda one: one.scheme in NO_ENCODINGS)
     ]
 
 

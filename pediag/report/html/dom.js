@@ -6,7 +6,7 @@ const make = (space, tag, given, parts) => {
     else if (value === true) made.setAttribute(name, '');
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, String(value));
   }
-  made.append(...parts.flat(2).filter((part) => part !== null && part !== undefined && part !== ''));
+  made.append(...parts.flat(2).filter((part) => part !== null && part !== undefined && part !== '' && part !== false));
   return made;
 };
 const el = (tag, given, ...parts) => make('', tag, given, parts);

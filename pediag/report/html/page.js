@@ -14,15 +14,16 @@ function overview() {
     el('th', { scope: 'row' }, el('a', { href: `#t${index}` }, code(target.spec))),
     el('td', {}, el('b', { class: target.verdict.split(' ')[0] }, target.verdict)),
     el('td', { class: 'text' }, target.said),
-    el('td', { class: 'text soft' }, target.encodings.filter((one) => one.encodes).map((one) => one.title).join(', '))));
+    el('td', { class: 'text soft' }, target.encodings.filter((one) => one.encodes).map((one) => one.title).join('; '))));
   const heads = ['target', 'verdict', 'found', 'recognised'].map((head) => el('th', { scope: 'col' }, head));
   return el('section', { class: 'target' }, el('h2', {}, 'Targets'), el('table', { class: 'stack fixed overview' }, el('thead', {}, el('tr', {}, heads)), el('tbody', {}, rows)));
 }
 
 function target(given, index) {
   const name = `t${index}`;
-  const parts = [el('h2', {}, el('b', { class: given.verdict.split(' ')[0] }, given.verdict), ' ', code(given.spec)),
-    el('p', { class: 'facts text' }, [given.said, ...given.facts].join(' · '))];
+  const several = DATA.targets.length > 1; // the head of the page says it of one
+  const parts = [el('h2', {}, several && [el('b', { class: given.verdict.split(' ')[0] }, given.verdict), ' '], code(given.spec)),
+    el('p', { class: 'facts text' }, [...(several || given.verdict === 'STOPPED' || given.said.includes('--strict') ? [given.said] : []), ...given.facts].join(' · '))];
   if (given.findings.length) parts.push(el('h3', {}, 'Findings'), given.findings.map((one, k) => finding(one, name, k)), el('p', { class: 'none soft', hidden: true }, 'No finding here matches the filter.'));
   if (given.aside.length) parts.push(el('h3', {}, 'Set aside'), aside(given.aside));
   if (given.verdict !== 'STOPPED') {

@@ -42,7 +42,9 @@ const spans = (layers) => {
 
 function strip(given) {
   const words = `${given.path}: ${given.layers.length} of ${given.depth} layers`;
-  const blocks = Array.from({ length: given.depth }, (_, k) => draw('rect', { class: given.layers.includes(k) ? 'on' : 'off', x: k + 0.05, width: 0.9, height: 1 }));
+  const gap = given.depth > 40 ? 0 : 0.05;
+  const blocks = gap ? Array.from({ length: given.depth }, (_, k) => draw('rect', { class: given.layers.includes(k) ? 'on' : 'off', x: k + gap, width: 1 - 2 * gap, height: 1 }))
+    : [draw('rect', { class: 'off', width: given.depth, height: 1 }), ...spans(given.layers).map(([a, b]) => draw('rect', { class: 'on', x: a, width: b - a + 1, height: 1 }))];
   const runs = spans(given.layers).map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`)).join(', ');
   return el('div', {}, draw('svg', { class: 'strip', viewBox: `0 0 ${given.depth} 1`, preserveAspectRatio: 'none', role: 'img', 'aria-label': words }, draw('title', {}, words), blocks),
     el('span', { class: 'soft small' }, given.path && [code(given.path), ' '], runs));

@@ -137,9 +137,7 @@ def turns(encoding: Rotary | Sinusoidal, w: Floats, lengths: Lengths) -> Picture
 
 def _turns_in_words(w: Floats, still: int, lengths: Lengths) -> str:
     length = lengths.asked or lengths.longest
-    most, least = (
-        number(float(value), 3) for value in (length * w.max() / math.tau, length * w.min() / math.tau)
-    )
+    most, least = (_turned(length * float(value) / math.tau) for value in (w.max(), w.min()))
     said = [f"Over {length:,} tokens the fastest pair turns {most} times, the slowest {least} times."]
     if still:
         said.append(f"{counted(still, 'pair')} {'does' if still == 1 else 'do'} not turn at all.")
@@ -151,7 +149,9 @@ def _turns_in_words(w: Floats, still: int, lengths: Lengths) -> str:
         )
     else:
         short = int(np.sum(w * length < math.tau))
-        said.append(f"{short:,} of {counted(w.size, 'pair')} make less than one turn.")
+        said.append(
+            f"{short:,} of {counted(w.size, 'pair')} {'makes' if short == 1 else 'make'} less than one turn."
+        )
     return " ".join(said)
 
 
@@ -378,6 +378,10 @@ def _series(name: str, xs: Iterable[Any], ys: Iterable[Any], drawn_as: str) -> d
 def _points(*columns: Iterable[Any]) -> list[list[float]]:
     rows = ([float(value) for value in row] for row in zip(*columns, strict=True))
     return [[_short(value) for value in row] for row in rows if all(map(math.isfinite, row))]
+
+
+def _turned(turns: float) -> str:
+    return f"{turns:,.0f}" if turns >= 1000 else number(turns, 3) if turns >= 1e-4 else f"{turns:.1e}"
 
 
 def _short(value: float) -> float:

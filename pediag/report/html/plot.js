@@ -125,7 +125,7 @@ function* line(mark, x, y, width) {
   if ('y' in mark) {
     const at = y.place(mark.y);
     yield draw('line', { class: 'markline', x1: left, x2: width - right, y1: at, y2: at });
-    if (mark.label) yield draw('text', { class: 'marktext', x: width - right, y: at - 5, 'text-anchor': 'end' }, mark.label);
+    if (mark.label) yield draw('text', { class: 'marktext', x: left + 4, y: at - 5 }, mark.label);
   } else if (x.fits(mark.x)) {
     const at = x.place(mark.x), late = at > width / 2;
     yield draw('line', { class: 'markline', x1: at, x2: at, y1: top, y2: height - bottom });
@@ -201,7 +201,7 @@ function map(picture, width) {
 }
 
 function key(context, picture, end, write) {
-  const palette = shades(), wide = 90, high = shown(picture.high);
+  const palette = shades(), wide = 90, high = shown(Number(picture.high.toPrecision(3)));
   const start = end - wide - context.measureText(high).width - 6;
   for (let k = 0; k < wide; k += 1) {
     context.fillStyle = `rgb(${palette[1 + Math.round((k * 254) / (wide - 1))].join(',')})`;
