@@ -139,12 +139,27 @@ def test_bad_words_are_one_line(tmp_path, capsys):
         pediag.drift(PRODUCT, lanes="fp8")
 
 
+def test_every_lane_can_be_asked_for():
+    from pediag.drift import LANES
+    from pediag.trace.lanes import HALF, TF32, Autocast, Cast, DefaultDtype, OnDevice
+
+    made = [kind(dtype) for kind in (Cast, Autocast, DefaultDtype) for dtype in HALF]
+    made += [
+        TF32(),
+        *(OnDevice(kind, tf32=on) for kind in ("cuda", "xpu") for on in (False, True)),
+        OnDevice("mps"),
+    ]
+    assert {lane.name for lane in made} <= set(LANES)
+    listed = GUIDE.partition("| lane |")[2].partition("A lane that cannot")[0]
+    assert [name for name in LANES if name not in listed and name not in ("float32", "float64")] == []
+
+
 def test_the_table_fits_80_columns_and_ascii(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["drift", PRODUCT.replace("healthy", "faulty"), "--seq-len", "2048"]) == 0
     out = capsys.readouterr().out
-    drawn = [line for line in out.splitlines() if "│" in line]
-    assert len(drawn) >= 10
+    drawn = [line for line in out.splitlines() if "│" in line or "e-0" in line]
+    assert len(drawn) >= 20
     assert max(len(line) for line in drawn) <= 80
     assert drawing.plain_ascii(out).isascii()
 

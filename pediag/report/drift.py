@@ -26,7 +26,7 @@ Verdict = Literal["measured", "same", "within-rounding", "differs", "nothing-mea
 WIDE = 80
 """Columns that tables and plots fit into."""
 
-COLUMNS = 5
+COLUMNS = 4
 """Lanes side by side in one table."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
