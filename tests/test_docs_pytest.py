@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import partial
 
 import pytest
 
 from pediag import pytest_plugin
 from pediag.rules import registry
-from tests.plugin.conftest import GPT2, LLAMA, PLUGIN, ROOT, project, write  # noqa: F401
+from tests.plugin.conftest import GPT2, LLAMA, ROOT, project, started, write  # noqa: F401
 from tests.plugin.test_pediag import ids
 
 PAGE = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ def run(project):  # noqa: F811
     write(project.path / "config.json", {**LLAMA, "rope_theta": 10000})
     write(project.path / "models" / "bad.json", {**LLAMA, "rope_theta": -1})
     write(project.path / "models" / "rows.json", GPT2)
-    return lambda *words, start=project.runpytest_inprocess: start(*PLUGIN, *words)
+    return partial(started, project)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "-n 2" not in command])
@@ -44,10 +45,10 @@ def test_its_commands_run(run, command):
     assert result.ret == bool(failed)
 
 
-def test_its_command_for_xdist_runs(run, project):  # noqa: F811
+def test_its_command_for_xdist_runs(run):
     pytest.importorskip("xdist")
     (command,) = (command for command in COMMANDS if "-n 2" in command)
-    assert run(*shlex.split(command), start=project.runpytest_subprocess).ret == 0
+    assert run(*shlex.split(command), apart=True).ret == 0
 
 
 def test_its_settings_are_read(run, project):  # noqa: F811
@@ -56,7 +57,7 @@ def test_its_settings_are_read(run, project):  # noqa: F811
     result.assert_outcomes(passed=4, failed=1, skipped=1, deselected=3 * (RULES - 1))
 
 
-def test_it_lists_every_option(project, run):  # noqa: F811
+def test_it_lists_every_option(run):
     told = " ".join(run("--help").outlines)
     assert sorted(option for option, _ in OPTIONS) == sorted(set(re.findall(r"  (--pediag[a-z-]*)=", told)))
     assert len(OPTIONS) == 5

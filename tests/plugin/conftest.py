@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pediag import pytest_plugin
+
 assert np  # imported once for all runs inside this process: it cannot be loaded twice
 
 ROOT = Path(__file__).parents[2]
-PLUGIN = ("-p", "no:pediag", "-p", "pediag.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:anyio")
+PLAIN = ("-p", "no:pediag", "-p", "no:cacheprovider", "-p", "no:anyio", "--strict-markers", "--strict-config")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -42,12 +45,14 @@ def write(path: Path, config: dict) -> None:
     path.write_text(json.dumps(config, indent=1))
 
 
+def started(project, *options: str, apart: bool = False):
+    """Run pytest in the project, in this process or ``apart`` in one of its own, with the plugin as if installed."""
+    if apart:
+        return project.runpytest_subprocess(*PLAIN, "-p", "pediag.pytest_plugin", *options)
+    return project.runpytest_inprocess(*PLAIN, *options, plugins=[pytest_plugin])
+
+
 @pytest.fixture
 def run(project):
-    """Run pytest in the project; with ``apart`` in a process of its own."""
-
-    def run(*options: str, apart: bool = False):
-        start = project.runpytest_subprocess if apart else project.runpytest_inprocess
-        return start(*PLUGIN, "--strict-markers", "--strict-config", *options)
-
-    return run
+    """See :func:`started`."""
+    return partial(started, project)
