@@ -68,17 +68,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker. Raises UsageError for targets whose options cannot be meant."""
     config.addinivalue_line("markers", MARKER)
-    if config.getoption("--pediag") or config.getini("pediag_targets"):
+    if _has_targets(config):
         from pediag import pytest_items
 
         pytest_items.prepare(config)
+
+
+def _has_targets(config: pytest.Config) -> bool:
+    return bool(config.getoption("--pediag") or config.getini("pediag_targets"))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, None]:
     """Put the targets behind what pytest itself collects."""
     outcome = yield
-    if isinstance(collector, pytest.Session):
+    if isinstance(collector, pytest.Session) and _has_targets(collector.config):
         from pediag import pytest_items
 
         report = outcome.get_result()
