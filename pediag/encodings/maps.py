@@ -125,7 +125,10 @@ class _Probe:
         return Turned(attention, q, k, v, alike)
 
     def _tokens(self, operand: Node) -> set[int]:
-        return {size for size in operand.shape if size in self.trace.lengths.sequence}
+        """Lengths that an operand runs over; those of what it is made of where tokens lie in slots or with heads."""
+        lengths = self.trace.lengths.sequence
+        own = {size for size in operand.shape if size in lengths}
+        return own or {size for node in self.finder.local(operand) for size in node.shape if size in lengths}
 
     def _value(self, attention: Attention) -> Node | None:
         """What the attention weights are multiplied with, where the attention is written out."""

@@ -193,6 +193,8 @@ def _guessed(model: nn.Module) -> Iterator[Maker]:
             yield _call_with(names, primary, filler)
             if not any("mask" in name for name in names):
                 break
+        if primary.dims[0] == "B" and any(name in POSITION_ARGUMENTS for name in names):
+            yield _call_with(names, primary, "mask", one_row=True)
 
 
 def _required(model: nn.Module) -> dict[str, bool]:
@@ -213,12 +215,16 @@ def _required(model: nn.Module) -> dict[str, bool]:
     return {item.name: item.kind is by_name for item in required}
 
 
-def _call_with(names: Mapping[str, bool], primary: Input, filler: str | None) -> Maker:
+def _call_with(names: Mapping[str, bool], primary: Input, filler: str | None, one_row: bool = False) -> Maker:
+    """A call with ``primary`` as content; ``one_row`` gives one row of positions for all texts."""
+
     def make(sizes: Sizes) -> Candidate:
         made = Candidate()
         content: list[str] = []
         for name, by_keyword in names.items():
             item = _argument(name, primary, filler, later=bool(content))
+            if one_row and item.role == "positions":
+                item = Input(item.dtype, item.dims[-1:], item.role)
             if item.role == "content" and not item.literal:
                 content.append(name)
             if by_keyword:
@@ -300,6 +306,19 @@ def _sides(patches: nn.Conv2d, model: nn.Module) -> Iterator[int]:
                 side = math.isqrt(max(int(tensor.shape[-2]) - extra, 0))
                 if side > 1 and side * side == tensor.shape[-2] - extra:
                     yield side * int(patches.stride[0])
+
+
+def made_up(item: Input, shape: tuple[int, ...], sizes: Sizes) -> torch.Tensor:
+    """A mask in which nothing is hidden, or positions that count along the tokens and are alike along other axes.
+
+    Without an axis of tokens they count along the longest.
+    """
+    if item.role == "mask" or not shape:
+        return torch.full(shape, int(item.role == "mask"), dtype=item.dtype)
+    axes = [axis for axis, size in enumerate(shape) if size in (sizes.tokens, sizes.keys)]
+    axis = axes[-1] if axes else max(range(len(shape)), key=lambda axis: (shape[axis], axis))
+    view = [-1 if other == axis else 1 for other in range(len(shape))]
+    return torch.arange(shape[axis]).to(item.dtype).view(view).expand(shape)
 
 
 def check_names(model: nn.Module, specs: Sequence[InputSpec]) -> None:

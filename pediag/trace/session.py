@@ -21,7 +21,7 @@ from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, stopped, too_long
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site
-from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, transposed
+from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, made_up, transposed
 from pediag.trace.isolation import (
     as_called,
     at_end,
@@ -467,7 +467,7 @@ class Session:
         node, _ = recorder.graph.add("leaf", (), {}, _PROVENANCE[item.role], fake, share=False)
         node.names, node.given = ["input"], True
         if item.role != "content":
-            real = item.value if item.value is not None else _numbers(item, shape)
+            real = item.value if item.value is not None else made_up(item, shape, sizes)
             node.source = lambda: real
             node.moving = tuple(axis for axis, size in enumerate(shape) if size in recorder.lengths.sequence)
         recorder.give(fake, node)
@@ -475,12 +475,6 @@ class Session:
 
 
 _PROVENANCE = {"content": Provenance.CONTENT, "positions": Provenance.POSITION, "mask": Provenance.MASK}
-
-
-def _numbers(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
-    if item.role == "mask":
-        return torch.ones(shape, dtype=item.dtype)
-    return torch.arange(shape[-1]).to(item.dtype).expand(shape)
 
 
 def _device_of(model: nn.Module) -> torch.device:

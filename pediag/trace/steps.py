@@ -17,7 +17,7 @@ from pediag.trace.depth import Depth, depth
 from pediag.trace.dimensions import free
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.graph import Graph, Node
-from pediag.trace.inputs import Candidate, Input, Sizes
+from pediag.trace.inputs import Candidate, Input, Sizes, made_up
 from pediag.trace.place import Lengths, explain
 from pediag.trace.rows import Rows
 from pediag.trace.session import Session
@@ -372,15 +372,10 @@ def _cut(item: Input, total: int, seen: int, tokens: int) -> Input:
     sizes = tuple(ends[axis][1] if axis in ends else size for axis, size in enumerate(shape))
     if item.role == "content":
         return Input(item.dtype, sizes, item.role)
-    value = item.value if item.value is not None else _own(item, shape)
+    value = item.value if item.value is not None else made_up(item, shape, Sizes(0, total, total))
     for axis, (start, length) in ends.items():
         value = value.narrow(axis, start, length)
     return Input(item.dtype, sizes, item.role, value)
-
-
-def _own(item: Input, shape: tuple[int, ...]) -> torch.Tensor:
-    made = torch.ones(shape) if item.role == "mask" else torch.arange(shape[-1]).expand(shape)
-    return made.to(item.dtype)
 
 
 def _by_name(whole: Candidate, names: Sequence[str]) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def _finding(facets: Facets, kind: Kind, side: Side) -> Finding:
     assert side.map is not None
     role, rest = NAMES[side.role], NAMES["k" if side.role == "q" else "q"]
     query = kind.one.attention.query
-    fixed = not any(size in complete(facets).lengths.sequence for size in query.shape[:-1])
+    own = any(size in complete(facets).lengths.sequence for size in query.shape[:-1])
+    fixed = not own and not kind.one.alike
     layers = f" of {kind.layers}" if kind.layers else ""
     moved = movement(side.map)
     at = f" at {line_of(side.site.frame)}" if side.site.frame else ""
