@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +35,15 @@ class Clash(PediagError):
     """Two packages claim one code or one name."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A distribution of which it cannot be told what it names, and why."""
+
+    package: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """One entry: the distribution that made it, and the package that it names."""
 
@@ -41,18 +51,31 @@ class Named:
     module: str
 
 
-def named() -> list[Named]:
-    """What the installed packages name, each entry once. Raises PediagError where their metadata cannot be read."""
-    from importlib.metadata import entry_points
+def named() -> list[Named | Unread]:
+    """What the installed packages name, each entry once, sorted by package.
 
-    try:
-        entries = entry_points(group=GROUP)
-        return sorted(
-            {Named(entry.dist.name if entry.dist else entry.name, entry.value) for entry in entries}
-        )
-    except Exception as error:  # the metadata of any installed package is read, whatever it holds
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise PediagError(f"the entry points of the installed packages cannot be read: {told}") from error
+    The current folder, where an interactive Python looks too, is left out: what lies there may have come with a target.
+    """
+    return sorted(_named(), key=lambda entry: (entry.package, getattr(entry, "module", "")))
+
+
+def _named() -> Iterator[Named | Unread]:
+    from importlib.metadata import distributions
+
+    seen: set[str] = set()
+    for found in distributions(path=[place for place in sys.path if place]):
+        if GROUP not in (found.read_text("entry_points.txt") or ""):
+            continue
+        name = found.metadata["Name"] or "without a name"
+        if name.lower() in seen:
+            continue
+        seen.add(name.lower())
+        try:
+            entries = [entry for entry in found.entry_points if entry.group == GROUP]
+        except Exception as error:  # whatever is written there
+            yield Unread(name, f"its entry points cannot be read: {type(error).__name__}: {error}")
+        else:
+            yield from {Named(name, entry.value) for entry in entries}
 
 
 def rule_files(entry: Named) -> list[Path]:

@@ -45,14 +45,8 @@ def shipped() -> tuple[Rule, ...]:
 def installed() -> tuple[Rule, ...]:
     """The rules of packages that name themselves under the entry points ``pediag.rules``, sorted by code."""
     _left_out.clear()
-    try:
-        entries = packages.named()
-    except PediagError as error:
-        _left_out.append(str(error))
-        return ()
-    return tuple(
-        sorted((rule for entry in entries for rule in _of_package(entry)), key=lambda rule: rule.code)
-    )
+    found = [rule for entry in packages.named() for rule in _of_package(entry)]
+    return tuple(sorted(found, key=lambda rule: rule.code))
 
 
 def left_out() -> tuple[str, ...]:
@@ -137,9 +131,11 @@ def _nearest(wanted: str) -> str:
     return f": did you mean {rule.code} {rule.name}?"
 
 
-def _of_package(entry: packages.Named) -> tuple[Rule, ...]:
-    """The rules of one entry; none, and a sentence why, where one of its files is at fault."""
+def _of_package(entry: packages.Named | packages.Unread) -> tuple[Rule, ...]:
+    """The rules of one entry; none, and a sentence why, where it or one of its files is at fault."""
     try:
+        if isinstance(entry, packages.Unread):
+            raise PediagError(entry.why)
         return _read(packages.rule_files(entry), entry.module, entry.package)
     except packages.Clash:
         raise

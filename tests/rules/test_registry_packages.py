@@ -291,17 +291,32 @@ def test_a_code_of_a_package_that_is_left_out_is_unknown(site):
         registry.select(["AC101"])
 
 
-def test_metadata_that_cannot_be_read_is_told(site, monkeypatch):
-    import importlib.metadata
-
-    def broken(**given):
-        raise TypeError("no text")
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", broken)
+def test_metadata_that_cannot_be_read_is_told(site):
+    info = install(site, "acme-rules", "acme", {"acme/house/ac101_made_up.py": simple()})
+    (info / "entry_points.txt").write_text("[pediag.rules]\nnonsense\n")
     assert others() == []
-    assert registry.left_out() == (
-        "the entry points of the installed packages cannot be read: TypeError: no text",
+    (said,) = registry.left_out()
+    assert said.startswith(
+        "the rules of the package acme-rules are left out: its entry points cannot be read: "
     )
+
+
+def test_the_first_of_two_installations_counts(site, tmp_path, monkeypatch):
+    install(site, "acme-rules", "acme", {"acme/house/ac101_made_up.py": simple()})
+    more = tmp_path / "more"
+    more.mkdir()
+    install(more, "acme-rules", "other", {"other/house/ac102_another.py": simple("AC102", "another")})
+    monkeypatch.syspath_prepend(more)
+    assert others() == ["AC102"]
+
+
+def test_what_lies_in_the_current_folder_is_not_installed(site, monkeypatch):
+    """A folder with a checkpoint may bring the files of a package; an interactive Python looks there."""
+    install(site, "acme-rules", "acme", {"acme/house/ac101_made_up.py": simple()})
+    monkeypatch.chdir(site)
+    monkeypatch.setattr(sys, "path", ["", *(place for place in sys.path if place != str(site))])
+    assert others() == []
+    assert registry.left_out() == ()
 
 
 def test_rules_of_one_package_may_lie_in_several_folders_of_its_path(site, tmp_path, monkeypatch):
