@@ -64,18 +64,19 @@ def _named() -> Iterator[Named | Unread]:
 
     seen: set[str] = set()
     for found in distributions(path=[place for place in sys.path if place]):
-        if GROUP not in (found.read_text("entry_points.txt") or ""):
+        try:
+            if GROUP not in (found.read_text("entry_points.txt") or ""):
+                continue
+            name = found.metadata["Name"] or "without a name"
+        except Exception:  # metadata that nobody can read, of any package at all
             continue
-        name = found.metadata["Name"] or "without a name"
         if name.lower() in seen:
             continue
         seen.add(name.lower())
         try:
-            entries = [entry for entry in found.entry_points if entry.group == GROUP]
+            yield from {Named(name, entry.value) for entry in found.entry_points if entry.group == GROUP}
         except Exception as error:  # whatever is written there
             yield Unread(name, f"its entry points cannot be read: {type(error).__name__}: {error}")
-        else:
-            yield from {Named(name, entry.value) for entry in entries}
 
 
 def rule_files(entry: Named) -> list[Path]:

@@ -301,6 +301,13 @@ def test_metadata_that_cannot_be_read_is_told(site):
     )
 
 
+def test_metadata_of_others_that_nobody_can_read_do_no_harm(site):
+    (install(site, "any", "any") / "entry_points.txt").write_bytes(b"\xff\xfe[pediag.rules]")
+    (install(site, "more", "more") / "METADATA").unlink()
+    install(site, "acme-rules", "acme", {"acme/house/ac101_made_up.py": simple()})
+    assert others() == ["AC101"]
+
+
 def test_the_first_of_two_installations_counts(site, tmp_path, monkeypatch):
     install(site, "acme-rules", "acme", {"acme/house/ac101_made_up.py": simple()})
     more = tmp_path / "more"
