@@ -3,6 +3,8 @@
 A command stands behind ``$`` in a block fenced as ``console``. The lines below it, up to the next command, are what
 it shows, where ``...`` stands for any lines or any text; without such lines the output is left open. The exit status
 is what ``# exit status 1`` behind it says, else what the lines shown end with, else 0.
+
+A block whose first line is ``# name.toml`` or the like is a file of that name, which the commands below it find.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "fixtures"
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w./-]+\.(?:toml|json|yaml|py))\n")
 _STATUS = re.compile(r"exit status (\d)\b")
 _LOOSE = re.compile(r"^(?: {4}|\t)+(?:\$ )?(pediag [a-z].*)$", re.MULTILINE)
 _COMMANDS = "check|inspect|explain|rules|plan|diff|drift|config"
@@ -39,14 +42,29 @@ def pages() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in found]
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a document shows."""
+
+    name: str
+    text: str
+
+
+def steps(text: str) -> list[Command | File]:
+    """The commands and the files of a document, in order."""
+    found: list[Command | File] = []
+    for fence in _FENCE.finditer(text):
+        block = textwrap.dedent(fence[3])
+        if fence[2] == "console":
+            found += _of_block(block, text.count("\n", 0, fence.start()) + 2)
+        elif named := _FILE.match(block):
+            found.append(File(named[1], block[named.end() :]))
+    return found
+
+
 def commands(text: str) -> list[Command]:
     """The commands of a document, in order."""
-    found: list[Command] = []
-    for fence in _FENCE.finditer(text):
-        if fence[2] == "console":
-            first = text.count("\n", 0, fence.start()) + 2
-            found += _of_block(textwrap.dedent(fence[3]), first)
-    return found
+    return [step for step in steps(text) if isinstance(step, Command)]
 
 
 def _of_block(block: str, first: int) -> Iterator[Command]:

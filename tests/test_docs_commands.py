@@ -15,10 +15,10 @@ import pytest
 
 from pediag.cli import main
 from tests import documents
-from tests.documents import ROOT, Command
+from tests.documents import ROOT, Command, File
 
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in documents.pages()}
-COMMANDS = {page: found for page, text in TEXTS.items() if (found := documents.commands(text))}
+COMMANDS = [page for page, text in TEXTS.items() if documents.commands(text)]
 OPERATORS = {"|", "||", "&&", ";", ">", ">>", "<"}
 
 
@@ -106,7 +106,11 @@ def run(command: Command, folder: Path, capsys) -> tuple[int, str] | None:
 @pytest.mark.parametrize("page", COMMANDS)
 def test_the_commands_of_a_document_do_what_it_says(page, folder, capsys):
     wrong = []
-    for command in COMMANDS[page]:
+    for command in documents.steps(TEXTS[page]):
+        if isinstance(command, File):
+            (folder / command.name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / command.name).write_text(command.text, encoding="utf-8")
+            continue
         result = run(command, folder, capsys)
         if result is None:
             continue
@@ -138,6 +142,9 @@ def test_the_commands_of_a_text_are_found():
         Command("pediag rules", 4, None, 3),
         Command("ls", 5, "b\n...\nc", 0),
         Command("x", 11, None, 0),
+    ]
+    assert documents.steps("```toml\n# a/b.toml\nc = 1\n```\n```toml\n# c\n```\n") == [
+        File("a/b.toml", "c = 1\n")
     ]
     assert documents.loose("    pediag check a\n```console\n$ pediag check b\n```\n") == ["pediag check a"]
 
