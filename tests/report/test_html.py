@@ -532,6 +532,26 @@ def test_hostile_names_run_nothing_and_break_nothing(
 
 
 @needs_browser
+def test_values_of_a_picture_are_read_with_pointer_and_keys(chromium, checked):
+    chromium.open(checked.path)
+    turning = "[...document.querySelectorAll('figure')].find((one) => one.textContent.includes('Turns'))"
+    chromium.run(f"window.sheet = {turning}.querySelector('.drawing svg'); 0")
+    box = chromium.run("(({ left, top, width }) => [left, top, width])(window.sheet.getBoundingClientRect())")
+    for key in ("Home", "ArrowRight"):
+        chromium.run(f"window.sheet.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}' }}))")
+    told = "window.sheet.closest('figure').querySelector('.readout').textContent"
+    turns = 512 * 10000.0 ** (-2 / 64) / (2 * np.pi)
+    said = chromium.run(told)
+    assert said.startswith("pair 1 · over 512 tokens, the length asked about ")
+    assert float(said.rpartition(" ")[2]) == pytest.approx(turns, rel=1e-4)
+    chromium.run(
+        f"window.sheet.dispatchEvent(new PointerEvent('pointermove', {{ clientX: {box[0] + box[2]} }}))"
+    )
+    assert chromium.run(told).startswith("pair 31 · ")
+    assert chromium.complaints == []
+
+
+@needs_browser
 def test_headings_follow_each_other_and_tables_have_heads(chromium, checked):
     chromium.open(checked.path)
     levels = [

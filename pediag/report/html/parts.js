@@ -5,7 +5,7 @@ function excerpt(lines, marked) {
   if (!lines.length) return null;
   const rows = lines.map(([number, text]) =>
     el('span', { class: number === marked ? 'row marked' : 'row', title: number === marked ? 'the line in question' : null }, el('i', {}, String(number)), text || ' '));
-  return el('pre', { class: 'excerpt', tabindex: 0, 'aria-label': `Source around line ${marked}` }, el('code', {}, rows));
+  return el('pre', { class: 'excerpt', role: 'group', tabindex: 0, 'aria-label': `Source around line ${marked}` }, el('code', {}, rows));
 }
 
 const item = (head, ...parts) => el('div', { class: ['where', 'effect', 'fix', 'modules', 'tensors'].includes(head) ? 'wide' : null }, el('dt', {}, head), el('dd', { class: 'text' }, parts));
@@ -76,7 +76,7 @@ function about(one) {
 function figure(picture) {
   const drawing = el('div', { class: 'drawing' });
   pictures.push({ picture, drawing });
-  return el('figure', {}, el('h5', {}, picture.title), picture.kind === 'plot' ? legend(picture) : null, drawing, el('figcaption', {}, picture.words));
+  return el('figure', {}, el('h5', {}, picture.title), picture.kind === 'plot' ? legend(picture) : null, drawing, picture.kind === 'plot' ? el('p', { class: 'readout', 'aria-live': 'polite' }) : null, el('figcaption', {}, picture.words));
 }
 
 function redraw() {

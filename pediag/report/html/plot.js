@@ -69,7 +69,43 @@ function plot(picture, width) {
   for (const band of picture.bands) parts.push(ribbon(band, x, y));
   picture.series.forEach((series, index) => parts.push(...curve(picture, series, index, x, y)));
   for (const mark of picture.marks) parts.push(...line(mark, x, y, width));
-  return draw('svg', { viewBox: `0 0 ${width} ${height}`, height, role: 'img', 'aria-label': picture.title }, draw('title', {}, picture.title), draw('desc', {}, picture.words), parts);
+  const sheet = draw('svg', { viewBox: `0 0 ${width} ${height}`, height, role: 'img', tabindex: 0, 'aria-label': `${picture.title}. ${picture.words}` }, parts);
+  return readable(sheet, picture, x, width);
+}
+
+// The values where the pointer is, or where the arrow keys lead, are written below the drawing.
+function readable(sheet, picture, x, width) {
+  const { top, bottom, height } = FRAME;
+  const places = [...new Set([...picture.series, ...picture.bands].flatMap((one) => one.points.map((p) => p[0])))].filter(x.fits).sort((a, b) => a - b);
+  const cursor = draw('line', { class: 'cursor', y1: top, y2: height - bottom });
+  sheet.append(cursor);
+  let at = -1;
+  const show = (k) => {
+    at = Math.max(0, Math.min(places.length - 1, k));
+    const here = x.place(places[at]);
+    cursor.setAttribute('x1', here);
+    cursor.setAttribute('x2', here);
+    sheet.parentElement.nextElementSibling.textContent = [`${picture.x.label} ${shown(places[at])}`, ...values(picture, places[at])].join(' · ');
+  };
+  const nearest = (event) => {
+    const box = sheet.getBoundingClientRect(), here = ((event.clientX - box.left) * width) / box.width;
+    show(places.reduce((best, value, k) => (Math.abs(x.place(value) - here) < Math.abs(x.place(places[best]) - here) ? k : best), 0));
+  };
+  sheet.addEventListener('pointermove', nearest);
+  sheet.addEventListener('pointerdown', nearest);
+  sheet.addEventListener('keydown', (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity }[event.key];
+    if (!step || !places.length) return;
+    event.preventDefault();
+    show(step === Infinity ? places.length - 1 : step === -Infinity ? 0 : at + step);
+  });
+  return sheet;
+}
+
+function values(picture, at) {
+  const found = [...picture.bands.flatMap((band) => band.points.filter((p) => p[0] === at).map((p) => `${band.name} ${shown(p[1])} to ${shown(p[2])}`)),
+    ...picture.series.flatMap((series) => series.points.filter((p) => p[0] === at).map((p) => `${series.name} ${shown(p[1])}`))];
+  return found.length > 8 ? [...found.slice(0, 4), `and ${found.length - 4} more`] : found;
 }
 
 function* axes(picture, x, y, width) {
