@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pediag.cli import main
 from pediag.report import pages
-from pediag.rules.registry import all_rules
+from pediag.rules.registry import all_rules, shipped
 
 FOLDER = Path(__file__).parents[1] / "docs" / "rules"
 HEADINGS = ("What it does", "Why it matters", "What is checked", "Known limits", "Fix", "References")
@@ -80,3 +81,9 @@ def test_bad_arguments_are_one_line(tmp_path, capsys):
     assert pages.main([]) == 2
     assert pages.main([str(tmp_path / "file")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("rule", shipped(), ids=lambda rule: rule.code)
+def test_the_terminal_shows_the_committed_page(rule, capsys):
+    assert main(["explain", rule.code]) == 0
+    assert capsys.readouterr().out == (FOLDER / pages.file_name(rule)).read_text(encoding="utf-8")
