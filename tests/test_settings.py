@@ -105,6 +105,7 @@ def test_the_greatest_length_is_that_of_targets():
             "pediag.toml:1: fail-on must be one of error, warning, note, never; got 'eror'; did you",
         ),
         ("fail-on = true", "fail-on must be one of error, warning, note, never; got true"),
+        (f"{'a' * 500} = 1", f"unknown setting '{'a' * 78}…; known: trust, targets,"),
         ("strict = 'yes'", "pediag.toml:1: strict must be true or false; got 'yes'"),
         ("select = 3", "select must be a list of texts; got 3"),
         ("select = ['PE1', 4]", "select[2] must be a text that is not empty; got 4"),

@@ -112,7 +112,7 @@ def _table(keys: Mapping[str, Kind], what: str, needed: Iterable[str] = ()) -> K
             if key not in keys:
                 near = nearest(key, keys)
                 hint = f"did you mean {near}?" if near else f"known: {', '.join(keys)}"
-                raise Wrong((*path, key), f"unknown {what} {written((*path, key))!r}; {hint}")
+                raise Wrong((*path, key), f"unknown {what} {_shown(written((*path, key)))}; {hint}")
             keys[key]((*path, key), item)
         if lacking := [key for key in needed if key not in value]:
             raise Wrong(path, f"{written(path)} lacks {lacking[0]}; {NEEDED[lacking[0]]}")
