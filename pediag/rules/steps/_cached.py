@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -312,6 +312,24 @@ def _angle(full: Reading, here: Reading) -> float:
     return float(np.arccos(np.clip(cosine, -1.0, 1.0)).max())
 
 
+def grouped(facets: Facets, faults: list[Fault]) -> list[list[Fault]]:
+    """The faults of each cause: equal layers, which have theirs at one line and of the same tokens, are told once."""
+    kinds: dict[object, list[Fault]] = {}
+    for fault in faults:
+        kinds.setdefault(fault.kind, []).append(fault)
+    causes: dict[object, list[list[Fault]]] = {}
+    for own in kinds.values():
+        told = tuple((encoding_of(facets, f), f.part, f.tokens, f.used, f.lost, f.line) for f in own)
+        causes.setdefault(told, []).append(own)
+    return [_together(alike) for alike in causes.values()]
+
+
+def _together(alike: list[list[Fault]]) -> list[Fault]:
+    """The faults of the first layer, of all modules that have them."""
+    modules = tuple(dict.fromkeys(module for own in alike for module in own[0].modules))
+    return [replace(fault, modules=modules) for fault in alike[0]]
+
+
 # -- where and what ------------------------------------------------------------------------------------------
 
 _MAKES = ("arange", "cumsum", "slice", "narrow", "index", "embedding", "index_select", "select")
@@ -381,6 +399,6 @@ def words(places: tuple[int | None, ...]) -> str:
     known = [place for place in places if place is not None]
     if not known:
         return "none"
-    if len(known) <= 2 or len(set(known)) == 1:
+    if len(set(known)) <= 2:
         return " and ".join(dict.fromkeys(str(place) for place in known))
     return f"{known[0]} to {known[-1]}"

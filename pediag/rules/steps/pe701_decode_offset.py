@@ -60,6 +60,7 @@ from pediag.rules.steps._cached import (
     Judged,
     by_length,
     encoding_of,
+    grouped,
     judged,
     layers_of,
     line_of,
@@ -81,9 +82,8 @@ def check(facets: Facets) -> Iterator[Finding]:
     """Yield a finding per encoding whose single cached steps have other positions than the full pass."""
     found = judged(facets)
     changing = by_length(found)
-    kinds = {fault.kind: fault for fault in found.singles if not fault.lost and fault.kind not in changing}
-    for kind in kinds:
-        faults = [fault for fault in found.singles if fault.kind == kind and not fault.lost]
+    told = [fault for fault in found.singles if not fault.lost and fault.kind not in changing]
+    for faults in grouped(facets, told):
         yield _finding(facets, found, faults)
 
 

@@ -50,6 +50,7 @@ from pediag.rules.steps._cached import (
     Fault,
     Judged,
     encoding_of,
+    grouped,
     judged,
     layers_of,
     line_of,
@@ -69,14 +70,11 @@ from pediag.rules.steps._cached import (
 def check(facets: Facets) -> Iterator[Finding]:
     """Yield a finding per relative term that is constant in a cached step."""
     found = judged(facets)
-    lost: dict[object, Fault] = {}
-    for fault in found.singles:
-        if fault.lost:
-            lost.setdefault(fault.kind, fault)
+    lost = [fault for fault in found.singles if fault.lost]
     if not lost and not found.relative:
         raise NotApplicable("no bias depends on the distance")
-    for fault in lost.values():
-        yield _finding(facets, found, fault)
+    for faults in grouped(facets, lost):
+        yield _finding(facets, found, faults[0])
 
 
 def _finding(facets: Facets, found: Judged, fault: Fault) -> Finding:

@@ -52,6 +52,7 @@ from pediag.rules.steps._cached import (
     Judged,
     by_length,
     encoding_of,
+    grouped,
     judged,
     layers_of,
     line_of,
@@ -76,16 +77,14 @@ def check(facets: Facets) -> Iterator[Finding]:
     """Yield a finding per encoding that a chunk restarts, and per table that changes with the length."""
     found = judged(facets)
     changing = by_length(found)
-    for fault in changing.values():
-        yield _mixed(facets, found, fault)
+    for faults in grouped(facets, list(changing.values())):
+        yield _mixed(facets, found, faults[0])
     before = {fault.kind for fault in found.singles}
     parts = {fault.part for fault in found.singles}
-    told: set[object] = set()
-    for fault in found.chunk:
-        if fault.kind in before or fault.kind in changing or fault.part in parts or fault.kind in told:
-            continue
-        told.add(fault.kind)
-        yield _restarted(facets, found, fault)
+    known = {*before, *changing}
+    told = [fault for fault in found.chunk if fault.kind not in known and fault.part not in parts]
+    for faults in grouped(facets, told):
+        yield _restarted(facets, found, faults[0])
     if not found.has_chunk and not told and not changing:
         raise CouldNotCheck(f"a chunk could not be run: {found.cached.stopped}")
 
@@ -134,9 +133,12 @@ def _mixed(facets: Facets, found: Judged, fault: Fault) -> Finding:
     own = encoding_of(facets, fault)
     named = f" ({own})" if own else ""
     kind = _declared(facets)
-    later = max(
-        (item.angle for item in [*found.singles, *found.chunk] if item.kind == fault.kind), default=0.0
-    )
+    here = [
+        item
+        for item in [*found.singles, *found.chunk]
+        if item.part == fault.part and set(item.modules) <= set(fault.modules)
+    ]
+    later = max((item.angle for item in here), default=0.0)
     known = f"; the config declares {kind} scaling, which does so by definition" if kind else ""
     return Finding(
         message=(
