@@ -38,7 +38,7 @@ from pediag.trace.place import Enough, Lengths, explain
 from pediag.trace.plain import follows, plain_attributes
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
-from pediag.trace.tokens import at_length, attended, contracts_tokens
+from pediag.trace.tokens import at_length, attended, contracts_tokens, row_axis
 
 # Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
 # ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
@@ -387,8 +387,9 @@ class Session:
 
     def _entering(self, graph: Graph, leaf: Node, fake: torch.Tensor, lengths: Lengths) -> Node:
         """A stored tensor as it enters a pass; one with a row for each of a fixed number of places moves."""
-        axis, places = len(leaf.shape) - 2, self._places & lengths.sequence
-        if axis < 0 or leaf.shape[axis] not in places or not leaf.dtype.is_floating_point:
+        axis, places = row_axis(leaf.shape), self._places & lengths.sequence
+        numbers = leaf.dtype.is_floating_point or leaf.dtype.is_complex
+        if axis < 0 or leaf.shape[axis] not in places or not numbers:
             return leaf
         node, new = graph.add("buffer", (leaf,), {}, Provenance.POSITION, fake)
         if new:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul"))
 # A convolution or a fold makes one place of at most this many tokens; fewer places than that are fixed ones.
 _LARGEST_STRIDE = 8
+# Tokens beside the patches that a table of patches leaves out: a class token, a distillation token, registers.
+_PREFIX = 16
 
 
 def contracts_tokens(trace: Trace) -> bool:
@@ -34,7 +36,30 @@ def attended(trace: Trace, model: nn.Module) -> set[int]:
     for node in trace.graph.nodes:
         if node.op_name == "_softmax" and len(node.shape) > 2 and node.shape[-2:] in scores:
             sizes.update(node.shape[-2:])
-    return {size for size in sizes if size > 2} - {trace.sizes.batch, *_widths(trace, model)}
+    taken = {trace.sizes.batch, *_widths(trace, model)}
+    found = {size for size in sizes if size > 2} - taken
+    return found | {size for size in _behind_prefixes(trace, found) if size not in taken}
+
+
+def _behind_prefixes(trace: Trace, places: set[int]) -> Iterator[int]:
+    """Places but for a few at one end (a class token, registers), where a stored table with a row each turns them."""
+    for node in trace.graph.nodes:
+        if node.op_name != "mul" or node.provenance is not Provenance.CONTENT:
+            continue
+        content = _contents(node)
+        for table in (item for item in node.inputs() if item.stored):
+            axis = row_axis(table.shape)
+            size = table.shape[axis] if axis >= 0 else 0
+            behind = axis - len(table.shape)
+            near = size > 2 and any(0 < whole - size <= _PREFIX for whole in places)
+            if near and any(len(x.shape) >= -behind and x.shape[behind] == size for x in content):
+                yield size
+
+
+def row_axis(shape: tuple[int, ...]) -> int:
+    """The axis of the rows of a stored table: the last but one, or the one before where heads have room."""
+    last = len(shape) - 2
+    return last - 1 if last > 0 and shape[last] == 1 else last
 
 
 def at_length(places: set[int], tokens: int, seq_len: int) -> set[int]:
