@@ -95,7 +95,7 @@ def test_errors_of_angles_are_those_of_float32():
     assert turns[31] == pytest.approx(1024 * 500000.0 ** (-62 / 64) / (2 * np.pi), rel=1e-3)
 
 
-ERRORS = "Error against position in other precisions"
+ERRORS = "Error against position, by precision"
 
 
 def test_stored_tensors_are_drawn_without_code():

@@ -207,9 +207,10 @@ def slopes(encoding: Alibi, lengths: Lengths) -> Picture | None:
         return None
     length = max(2, lengths.longest)
     series = []
+    grid = np.unique(np.geomspace(1, length, 60).round())
     for head in _spread(s.size, LINES):
         last = min(length, FLOOR / s[head]) if s[head] > 0 else length
-        where = np.geomspace(1, max(last, 1.01), 40)
+        where = np.append(grid[grid < last], last)
         series.append(_series(f"head {head}", where, -s[head] * where, "line"))
     marks = [{"y": -FLOOR, "label": "2^-24 of the nearest"}]
     data = _plot("distance, tokens", "bias, logits", series, log_x=True, marks=marks, ramp=True)
@@ -348,7 +349,7 @@ def drift(encoding: Any, measured: Any) -> Picture | None:
     axis = f"{measured.axis}, tokens"
     data = _plot(axis, label[measured.unit], [*series, bound], log_x=True, log_y=True)
     said = [_lane_in_words(lane, label[measured.unit].removeprefix("error, ")) for lane in lanes]
-    title = f"Error against {measured.axis} in other precisions"
+    title = f"Error against {measured.axis}, by precision"
     return Picture(encoding.id, title, f"Against {measured.against}: {'; '.join(said)}.", "plot", data)
 
 

@@ -77,15 +77,16 @@ function plot(picture, width) {
 function readable(sheet, picture, x, width) {
   const { top, bottom, height } = FRAME;
   const places = [...new Set([...picture.series, ...picture.bands].flatMap((one) => one.points.map((p) => p[0])))].filter(x.fits).sort((a, b) => a - b);
-  const cursor = draw('line', { class: 'cursor', y1: top, y2: height - bottom });
+  const cursor = draw('line', { class: 'cursor', visibility: 'hidden', y1: top, y2: height - bottom });
   sheet.append(cursor);
   let at = -1;
   const show = (k) => {
     at = Math.max(0, Math.min(places.length - 1, k));
     const here = x.place(places[at]);
+    cursor.setAttribute('visibility', 'visible');
     cursor.setAttribute('x1', here);
     cursor.setAttribute('x2', here);
-    sheet.parentElement.nextElementSibling.textContent = [`${picture.x.label} ${shown(places[at])}`, ...values(picture, places[at])].join(' · ');
+    sheet.parentElement.nextElementSibling.textContent = [`${picture.x.label}: ${shown(places[at])}`, ...values(picture, places[at])].join(' · ');
   };
   const nearest = (event) => {
     const box = sheet.getBoundingClientRect(), here = ((event.clientX - box.left) * width) / box.width;
@@ -102,9 +103,11 @@ function readable(sheet, picture, x, width) {
   return sheet;
 }
 
+const brief = (value) => shown(Number(value.toPrecision(4)));
+
 function values(picture, at) {
-  const found = [...picture.bands.flatMap((band) => band.points.filter((p) => p[0] === at).map((p) => `${band.name} ${shown(p[1])} to ${shown(p[2])}`)),
-    ...picture.series.flatMap((series) => series.points.filter((p) => p[0] === at).map((p) => `${series.name} ${shown(p[1])}`))];
+  const found = [...picture.bands.flatMap((band) => band.points.filter((p) => p[0] === at).map((p) => `${band.name}: ${brief(p[1])} to ${brief(p[2])}`)),
+    ...picture.series.flatMap((series) => series.points.filter((p) => p[0] === at).map((p) => `${series.name}: ${brief(p[1])}`))];
   return found.length > 8 ? [...found.slice(0, 4), `and ${found.length - 4} more`] : found;
 }
 
