@@ -151,12 +151,11 @@ def in_force(start: Path, words: Sequence[str] = ()) -> Configuration:
 
 
 def short(path: Path | None) -> str:
-    """A path from the current folder, where it lies below it."""
+    """A path from the current folder."""
     try:
-        relative = os.path.relpath(path or "")
-    except ValueError:
+        return os.path.relpath(path or "")
+    except ValueError:  # another drive
         return str(path)
-    return str(path) if relative.startswith(os.pardir) else relative
 
 
 def _came_with(found: Settings, word: str) -> bool:

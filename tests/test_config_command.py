@@ -105,12 +105,14 @@ def test_the_command_line_wins(tree):
     assert "PE102" in {rule["code"] for rule in checked("m/bad.json", "--ignore", "PE5")[1]["rules"]}
 
 
-def test_a_report_says_that_settings_count(tree, capsys):
+def test_a_report_says_that_settings_count(tree, monkeypatch):
     assert checked("m/bad.json")[1]["notes"] == []
     Path("pediag.toml").write_text("ignore = ['PE5']\n")
     assert "pediag.toml is in force: ignore" in checked("m/bad.json")[1]["notes"]
     report = checked("m/bad.json", "m/warned.json")[1]
     assert "pediag.toml is in force: ignore" in report["notes"]
+    monkeypatch.chdir(tree / "m")
+    assert "../pediag.toml is in force: ignore" in checked("bad.json")[1]["notes"]
 
 
 def test_what_came_with_a_download_switches_nothing_off(tree, monkeypatch, capsys):
