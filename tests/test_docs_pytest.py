@@ -10,7 +10,7 @@ import pytest
 
 from pediag import pytest_plugin
 from pediag.rules import registry
-from tests.plugin.conftest import GPT2, LLAMA, ROOT, project, started, write  # noqa: F401
+from tests.plugin.conftest import GPT2, LLAMA, ROOT, imported, project, started, write  # noqa: F401
 from tests.plugin.test_pediag import ids
 
 PAGE = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")

@@ -9,18 +9,16 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pediag.cli import main
 from pediag.rules import registry
+from tests.plugin.conftest import imported, started  # noqa: F401
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-assert np  # imported before a run inside this process, as it cannot be loaded twice
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "tests" / "data" / "example_rules"
@@ -79,6 +77,6 @@ def test_its_commands_run(installed, capsys):
     assert textwrap.dedent(block).strip() == report.strip()
 
 
-def test_its_tests_pass(installed, pytester):
+def test_its_tests_pass(imported, installed, pytester):  # noqa: F811
     pytester.makepyfile(BLOCKS["python"][1])
-    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    started(pytester).assert_outcomes(passed=2)

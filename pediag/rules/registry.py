@@ -55,8 +55,8 @@ def left_out() -> tuple[str, ...]:
 
 
 def forget() -> None:
-    """Look for all rules anew when they are next asked for."""
-    for function in (all_rules, shipped, installed):
+    """Look for the rules of installed packages anew when rules are next asked for."""
+    for function in (all_rules, installed):
         function.cache_clear()
     _left_out.clear()
 

@@ -6,12 +6,9 @@ import json
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pediag import pytest_plugin
-
-assert np  # imported once for all runs inside this process: it cannot be loaded twice
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("-p", "no:pediag", "-p", "no:cacheprovider", "-p", "no:anyio", "--strict-markers", "--strict-config")
@@ -26,8 +23,20 @@ LLAMA = {
 GPT2 = {"model_type": "gpt2", "n_positions": 1000, "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 99}
 
 
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory):
+    """What a check imports: pytester forgets what a run in this process imports, and twice imported is not the same."""
+    from pediag import many, pytest_items
+
+    assert pytest_items
+    for name, config in (("llama", LLAMA), ("gpt2", GPT2)):
+        path = tmp_path_factory.mktemp(name) / "config.json"
+        write(path, config)
+        str(many.Work("check", {}).on(str(path)))
+
+
 @pytest.fixture
-def project(pytester, monkeypatch):
+def project(imported, pytester, monkeypatch):
     """A folder with a repository's root, ``bad.json`` (PE102), ``good.json`` and ``rows.json`` (1,000 rows)."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("CI", raising=False)
