@@ -108,6 +108,14 @@ def test_a_fault_is_annotated_at_its_line(run, folder):
     assert "rope_theta" in written[int(re.findall(r"line=(\d+)", line)[0]) - 1]
 
 
+def test_without_a_target_those_of_the_settings_are_checked(run, folder):
+    assert run("Check")[0].returncode == 2
+    (folder / "pediag.toml").write_text('[[targets]]\npath = "wrong/config.json"\n')
+    done, outputs = run("Check")
+    assert (done.returncode, outputs) == (1, {"exit-status": "1"})
+    assert "PE102" in done.stdout
+
+
 def test_options_reach_the_check(run):
     done, _ = run("Check", INPUT_TARGET="wrong/config.json", INPUT_FAIL_ON="never", INPUT_SEQ_LEN="777")
     assert done.returncode == 0
