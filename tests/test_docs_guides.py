@@ -21,7 +21,9 @@ def test_what_it_cannot_see_is_said_of_every_rule():
 
 
 def test_the_index_has_every_document():
-    linked = set(re.findall(r"\]\(([^)#]+)\)", INDEX))
+    links = re.findall(r"\]\(([^)#]+)\)", INDEX)
+    linked = set(links)
+    assert len(links) == len(linked)
     own = [Path(page).relative_to("docs") for page in documents.pages() if page.startswith("docs/")]
     missing = [
         str(page)
