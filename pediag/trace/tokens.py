@@ -30,34 +30,37 @@ def contracts_tokens(trace: Trace) -> bool:
 def attended(trace: Trace, model: nn.Module) -> set[int]:
     """Sizes of the axes that attention runs along, those left out that a width or the batch has as well."""
     sizes: set[int] = set()
+    heads: set[int] = set()
     for attention in trace.graph.attentions:
         sizes.update((attention.query.shape[-2], attention.key.shape[-2]))
+        heads.update((*attention.query.shape[:-2], *attention.key.shape[:-2]))
     scores = {product.shape[-2:] for product in _products(trace)}
     for node in trace.graph.nodes:
         if node.op_name == "_softmax" and len(node.shape) > 2 and node.shape[-2:] in scores:
             sizes.update(node.shape[-2:])
+            heads.update(node.shape[:-2])
     taken = {trace.sizes.batch, *_widths(trace, model)}
     found = {size for size in sizes if size > 2} - taken
-    return found | {size for size in _behind_prefixes(trace, found) if size not in taken}
+    return found | {size for size in _behind_prefixes(trace, found) if size not in taken | heads}
 
 
 def _behind_prefixes(trace: Trace, places: set[int]) -> Iterator[int]:
-    """Places but for a few at one end (a class token, registers), where a stored table with a row each turns them."""
+    """Places but for a few at one end (a class token, registers), where a table with a row each turns them."""
     for node in trace.graph.nodes:
         if node.op_name != "mul" or node.provenance is not Provenance.CONTENT:
             continue
         content = _contents(node)
-        for table in (item for item in node.inputs() if item.stored):
+        for table in (item for item in node.inputs() if item.provenance is not Provenance.CONTENT):
             axis = row_axis(table.shape)
             size = table.shape[axis] if axis >= 0 else 0
             behind = axis - len(table.shape)
-            near = size > 2 and any(0 < whole - size <= _PREFIX for whole in places)
+            near = size > 2 and table.shape[-1] > 1 and any(0 < whole - size <= _PREFIX for whole in places)
             if near and any(len(x.shape) >= -behind and x.shape[behind] == size for x in content):
                 yield size
 
 
 def row_axis(shape: tuple[int, ...]) -> int:
-    """The axis of the rows of a stored table: the last but one, or the one before where heads have room."""
+    """The axis of the rows of a table: the last but one, or the one before where heads have room."""
     last = len(shape) - 2
     return last - 1 if last > 0 and shape[last] == 1 else last
 

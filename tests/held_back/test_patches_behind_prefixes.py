@@ -21,7 +21,7 @@ def angles() -> Tensor:
 
 
 class Patches(nn.Module):
-    """``extra`` learned tokens first or last; heads before or after tokens; tables real or complex."""
+    """``extra`` learned tokens first or last; heads before or after tokens; tables real, complex or made in forward."""
 
     def __init__(self, style: str, extra: int = 1, fault: str = "", first: bool = True) -> None:
         super().__init__()
@@ -33,10 +33,17 @@ class Patches(nn.Module):
         phi = angles() if style != "beside heads" else angles()[:, None]
         if style == "complex":
             self.register_buffer("table", torch.polar(torch.ones_like(phi), phi), persistent=False)
-        else:
+        elif style != "made":
             full = torch.cat((phi, phi), -1)
             self.register_buffer("cos", full.cos(), persistent=False)
             self.register_buffer("sin", full.sin(), persistent=False)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (25, 16)."""
+        if self.style != "made":
+            return self.cos, self.sin
+        full = angles().repeat(1, 2)
+        return full.cos(), full.sin()
 
     def turn(self, x: Tensor, back: bool = False) -> Tensor:
         """The patches of (B, H, N, D), or of (B, N, H, D), turned; the tokens beside them as they are."""
@@ -49,8 +56,8 @@ class Patches(nn.Module):
             y = torch.view_as_real(pairs * (self.table.conj() if back else self.table)).flatten(-2)
         else:
             a, b = y.chunk(2, -1)
-            sin = -self.sin if back else self.sin
-            y = y * self.cos + torch.cat((-b, a), -1) * sin
+            cos, sin = self.tables()
+            y = y * cos + torch.cat((-b, a), -1) * (-sin if back else sin)
         parts[int(self.first)] = y
         return torch.cat(parts, axis)
 
@@ -75,7 +82,7 @@ class Patches(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("style", ["real", "complex", "beside heads"])
+@pytest.mark.parametrize("style", ["real", "complex", "beside heads", "made"])
 @pytest.mark.parametrize(("extra", "first"), [(1, True), (5, True), (2, False)])
 def test_right_ones_are_read_and_silent(style: str, extra: int, first: bool) -> None:
     report = look(Patches(style, extra, first=first), 160, inputs=IMAGE)
@@ -83,9 +90,35 @@ def test_right_ones_are_read_and_silent(style: str, extra: int, first: bool) -> 
     assert codes(report) == set()
 
 
-@pytest.mark.parametrize("style", ["real", "complex", "beside heads"])
+@pytest.mark.parametrize("style", ["real", "complex", "beside heads", "made"])
 @pytest.mark.parametrize(
     ("fault", "code"), [("q only", "PE310"), ("twice", "PE307"), ("values", "PE309"), ("sense", "PE402")]
 )
 def test_wrong_ones_are_found(style: str, fault: str, code: str) -> None:
     assert codes(look(Patches(style, 1, fault), 160, inputs=IMAGE)) == {code}
+
+
+class Scaled(Patches):
+    """As many heads as make a table of 12 rows: learned factors for each head and channel are no positions."""
+
+    def __init__(self) -> None:
+        super().__init__("real")
+        self.heads = 12
+        self.patch, self.beside = nn.Conv2d(3, 96, 8, 8), nn.Parameter(torch.randn(1, 1, 96))
+        self.qkv = nn.ModuleList([nn.Linear(96, 3 * 96) for _ in range(2)])
+        self.factor = nn.Parameter(torch.rand(12, 1, 8))
+        self.places = nn.Parameter(torch.randn(26, 96))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = torch.cat((self.beside.expand(image.shape[0], -1, -1), self.patch(image).flatten(2).mT), 1)
+        x = x + self.places
+        for layer in self.qkv:
+            q, k, v = layer(x).unflatten(-1, (3, 12, 8)).permute(2, 0, 3, 1, 4)
+            scores = (F.normalize(q, dim=-1) * self.factor) @ F.normalize(k, dim=-1).mT
+            x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_factors_for_each_head_are_no_table_of_places() -> None:
+    report = look(Scaled(), 160, inputs=IMAGE)
+    assert (schemes(report), codes(report)) == ({"learned"}, set())
