@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pediag.cli import main
 from pediag.report.model import Stopped
 from pediag.rules.finding import Evidence, Fix, Where
 from pediag.rules.run import Outcome
@@ -100,3 +101,33 @@ def nasty(make_report, make_finding, make_rule, source):
     report.outcomes.append(Outcome(make_rule("PE902"), "could-not-check", HOSTILE))
     report.outcomes.append(Outcome(make_rule("PE903"), "not-applicable", HOSTILE))
     return [report, Stopped(HOSTILE, f"{HOSTILE}: {HOSTILE}")]
+
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.rows = nn.Embedding(50, 32), nn.Embedding(64, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, batch_first=True)
+
+    def forward(self, ids):
+        return self.layer(self.tokens(ids) + self.rows(torch.arange(ids.shape[1])))
+
+
+net = Net()
+"""
+
+
+@pytest.fixture(scope="session")
+def checked(tmp_path_factory):
+    """A page of two targets, made by the command line."""
+    folder = tmp_path_factory.mktemp("html")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "config.json").write_text('{"model_type": "llama", "rope_theta": 10000.0, "head_dim": 64}')
+    words = [str(folder / "model.py:net"), str(folder / "config.json"), "--seq-len", "512", "--quiet"]
+    status = main(["check", *words, "--format", "html", "--output", str(folder / "report.html")])
+    return SimpleNamespace(status=status, path=folder / "report.html")

@@ -1,6 +1,7 @@
 // Puts the page together, and keeps filters and colours, which stand in the address after #.
 const DATA = JSON.parse(document.getElementById('data').textContent);
 const SEVERITIES = ['error', 'warning', 'note'];
+const FEW = 20; // targets up to which what could not be checked is unfolded
 const state = { q: '', severity: new Set(SEVERITIES), family: '', status: '', theme: '' };
 
 function headline() {
@@ -65,17 +66,21 @@ const matches = (facts) => (!state.family || facts.family === state.family)
   && state.q.toLowerCase().split(/\s+/).every((word) => facts.text.includes(word));
 
 function filter(remember) {
-  const found = [...document.querySelectorAll('.finding')], rows = [...document.querySelectorAll('.rules tbody tr')];
+  const found = [...document.querySelectorAll('.finding')], groups = [...document.querySelectorAll('.rules details')];
   for (const one of found) one.hidden = !(state.severity.has(one.facts.severity) && matches(one.facts) && (!state.status || state.status === 'fail'));
-  for (const row of rows) row.hidden = !(matches(row.facts) && (!state.status || state.status === row.facts.status));
-  for (const group of document.querySelectorAll('.rules details')) {
-    group.hidden = !group.querySelector('tbody tr:not([hidden])');
-    if (state.status && !group.hidden) group.open = true;
+  for (const group of groups) {
+    for (const one of group.entries) {
+      one.shown = matches(one.facts) && (!state.status || state.status === one.facts.status);
+      if (one.row) one.row.hidden = !one.shown;
+    }
+    group.hidden = !group.entries.some((one) => one.shown);
+    if (state.status && !group.hidden && DATA.targets.length <= FEW) unfold(group);
   }
   for (const none of document.querySelectorAll('.none')) none.hidden = Boolean(none.parentElement.querySelector('.finding:not([hidden])'));
   for (const name of SEVERITIES) document.getElementById(`only-${name}`).setAttribute('aria-pressed', String(state.severity.has(name)));
-  const count = (all) => `${all.filter((one) => !one.hidden).length} of ${all.length}`;
-  document.querySelector('#bar output').textContent = `${count(found)} findings and ${count(rows)} rules shown`;
+  const rows = groups.flatMap((group) => group.entries);
+  const count = (all, shows) => `${all.filter(shows).length} of ${all.length}`;
+  document.querySelector('#bar output').textContent = `${count(found, (one) => !one.hidden)} findings and ${count(rows, (one) => one.shown)} rules shown`;
   if (remember) address();
 }
 
@@ -118,6 +123,7 @@ const kept = [];
 function beforePrint() {
   for (const one of document.querySelectorAll('details:not([open])')) {
     kept.push(one);
+    if (one.entries) unfold(one);
     one.open = true;
   }
   document.documentElement.setAttribute('data-theme', 'light');
@@ -138,6 +144,7 @@ function start() {
   document.getElementById('main').replaceChildren(...parts);
   recall();
   filter(false);
+  if (DATA.targets.length <= FEW) document.querySelectorAll('details[data-status="could-not-check"]').forEach(unfold);
   paint();
   let waiting = 0, width = document.body.clientWidth;
   new ResizeObserver(() => {

@@ -80,11 +80,10 @@ function figure(picture) {
 }
 
 function redraw() {
-  for (const { picture, drawing } of pictures) {
-    const width = Math.floor(drawing.clientWidth);
-    if (width < 60) continue;
-    drawing.replaceChildren(picture.kind === 'plot' ? plot(picture, width) : map(picture, width));
-  }
+  const widths = pictures.map(({ drawing }) => Math.floor(drawing.clientWidth)); // all at once: drawing changes the layout
+  pictures.forEach(({ picture, drawing }, k) => {
+    if (widths[k] > 60) drawing.replaceChildren(picture.kind === 'plot' ? plot(picture, widths[k]) : map(picture, widths[k]));
+  });
 }
 
 function aside(given) {
@@ -96,17 +95,32 @@ function aside(given) {
 
 const STATUS = { fail: 'found something', 'could-not-check': 'could not check', pass: 'found nothing', 'not-applicable': 'not applicable' };
 
+// The rows of a status are made when it is first unfolded: many targets have tens of thousands.
 function statuses(given, rules) {
   return given.filter((one) => one.reasons.length).map(({ status, reasons }) => {
-    const rows = reasons.flatMap(([reason, codes]) => codes.map((each) => ruleRow(each, rules[each], reason, status))).sort((a, b) => (a.facts.code < b.facts.code ? -1 : 1));
-    return el('details', { 'data-status': status, open: status === 'could-not-check' },
-      el('summary', {}, el('b', {}, `${rows.length} ${STATUS[status]}`)),
-      el('table', { class: 'stack' }, el('thead', {}, el('tr', {}, ['rule', 'asks', 'reason'].map((head) => el('th', { scope: 'col' }, head)))), el('tbody', {}, rows)));
+    const entries = reasons.flatMap(([reason, codes]) => codes.map((each) => entry(each, rules[each], reason, status)));
+    entries.sort((a, b) => (a.facts.code < b.facts.code ? -1 : 1));
+    const made = el('details', { 'data-status': status }, el('summary', {}, el('b', {}, `${entries.length} ${STATUS[status]}`)));
+    made.entries = entries;
+    made.addEventListener('toggle', () => made.open && unfold(made));
+    return made;
   });
 }
 
-function ruleRow(each, rule, reason, status) {
-  const row = el('tr', {}, el('th', { scope: 'row' }, each, ' ', el('span', { class: 'soft small' }, rule.name)), el('td', { class: 'text' }, prose(rule.summary)), el('td', { class: 'text soft' }, prose(reason)));
-  row.facts = { status, code: each, family: each.slice(0, 3), text: row.textContent.toLowerCase() };
-  return row;
+function entry(each, rule, reason, status) {
+  const text = `${each} ${rule.name} ${rule.summary} ${reason}`.toLowerCase();
+  return { rule, reason, shown: true, facts: { status, code: each, family: each.slice(0, 3), text } };
+}
+
+function unfold(group) {
+  group.open = true;
+  if (group.querySelector('table')) return;
+  const heads = ['rule', 'asks', 'reason'].map((head) => el('th', { scope: 'col' }, head));
+  group.append(el('table', { class: 'stack' }, el('thead', {}, el('tr', {}, heads)), el('tbody', {}, group.entries.map(row))));
+}
+
+function row(one) {
+  const { rule, reason, facts } = one;
+  one.row = el('tr', { hidden: !one.shown }, el('th', { scope: 'row' }, facts.code, ' ', el('span', { class: 'soft small' }, rule.name)), el('td', { class: 'text' }, prose(rule.summary)), el('td', { class: 'text soft' }, prose(reason)));
+  return one.row;
 }
