@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -22,12 +24,17 @@ def changes(patch: str, at: Spot, finding: Finding) -> Changes:
     Empty where the patch says less, such as a section to write into a config.
     """
     if patch.startswith("--- "):
-        return _of_diff(patch)
+        return {_as_given(file, at, finding): made for file, made in _of_diff(patch).items()}
     fragment = _FRAGMENT.fullmatch(patch.strip())
     if fragment is None or at.file != finding.where.file or at.line is None:
         return {}
     replacement = _of_fragment(fragment, at)
     return {at.file: [replacement]} if replacement else {}
+
+
+def _as_given(file: str, at: Spot, finding: Finding) -> str:
+    """The file that a diff names; where that is the name alone of the config pointed at, its whole path."""
+    return at.file if at.file == finding.where.file and os.path.basename(at.file) == file else file
 
 
 def _of_fragment(fragment: re.Match[str], at: Spot) -> dict[str, Any] | None:
@@ -54,7 +61,7 @@ def _of_diff(patch: str) -> Changes:
     """A replacement of whole lines per hunk of a unified diff."""
     made: Changes = {}
     file = ""
-    lines = patch.splitlines()
+    lines = patch.removesuffix("\n").split("\n")
     index = 0
     while index < len(lines):
         line = lines[index]
@@ -77,9 +84,9 @@ def _named(line: str) -> str:
 def _body(lines: list[str], old: int, new: int) -> Iterator[str]:
     """The lines of a hunk, of which ``old`` stand in the old file and ``new`` in the new one."""
     for line in lines:
-        if old <= 0 and new <= 0:
-            return
         sign = line[:1] or " "
+        if old <= 0 and new <= 0 and sign != "\\":
+            return
         old -= sign in " -"
         new -= sign in " +"
         yield line or " "
@@ -88,6 +95,8 @@ def _body(lines: list[str], old: int, new: int) -> Iterator[str]:
 def _of_hunk(start: int, count: int, body: list[str]) -> dict[str, Any]:
     kept = [line[1:] for line in body if line[0] in " +"]
     first = start + (count == 0)  # a hunk that takes no line away names the one before it
+    if any(line[0] == "\\" for line in body) and count:
+        return _to_the_end(first, body, kept)
     return {
         "deletedRegion": {
             "startLine": first,
@@ -96,4 +105,21 @@ def _of_hunk(start: int, count: int, body: list[str]) -> dict[str, Any]:
             "endColumn": 1,
         },
         "insertedContent": {"text": "".join(f"{line}\n" for line in kept)},
+    }
+
+
+def _to_the_end(first: int, body: list[str], kept: list[str]) -> dict[str, Any]:
+    """A hunk that ends with the file, of which the old text, the new one or both have no line end there."""
+    old = [line for line in body if line[0] in " -"]
+    bare = [before for before, line in itertools.pairwise(body) if line[0] == "\\"]
+    closed = not any(line[0] in " -" for line in bare)
+    text = "\n".join(kept) + ("" if any(line[0] in " +" for line in bare) else "\n")
+    return {
+        "deletedRegion": {
+            "startLine": first,
+            "startColumn": 1,
+            "endLine": first + len(old) - (not closed),
+            "endColumn": 1 if closed else len(old[-1]),
+        },
+        "insertedContent": {"text": text},
     }

@@ -6,9 +6,24 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pediag.targets.editing import REMOVED, Edit
+
 Severity = Literal["error", "warning", "note"]
 Applicability = Literal["safe", "unsafe", "manual"]
 Number = float | int | str | None
+
+__all__ = [
+    "REMOVED",
+    "SEVERITIES",
+    "Applicability",
+    "Edit",
+    "Evidence",
+    "Finding",
+    "Fix",
+    "Number",
+    "Severity",
+    "Where",
+]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -36,11 +51,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What to change. ``patch`` is a unified diff or a config fragment when one can be written."""
+    """What to change. ``patch`` is a unified diff or a config fragment when one can be written.
+
+    ``edits`` change the file of the config that the finding points at; where that can be read, the runner makes the
+    patch of them. Safe ones leave what the model computes as it is, or let a model be built that could not.
+    """
 
     summary: str
     applicability: Applicability = "manual"
     patch: str | None = None
+    edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

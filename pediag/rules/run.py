@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pediag.errors import out_of_memory
+from pediag.rules._offers import offered
 from pediag.rules.finding import SEVERITIES, Finding
 from pediag.rules.packages import OWN
 from pediag.rules.rule import CouldNotCheck, Facet, Facets, NotApplicable, Rule
@@ -76,7 +77,7 @@ def _judge(rule: Rule, facets: Facets) -> Outcome:
     reason = ""
     try:
         for finding in rule.check(facets):
-            found.append(_stamped(rule, finding))
+            found.append(offered(rule, _stamped(rule, finding), facets))
     except NotApplicable as error:
         status, reason = "not-applicable", _one_line(error)
     except CouldNotCheck as error:

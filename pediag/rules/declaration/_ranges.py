@@ -15,8 +15,10 @@ from pediag.rules.declaration._values import (
     real,
     rotary_width,
     shown,
+    spelt,
     whole,
 )
+from pediag.rules.finding import Edit
 from pediag.targets.declaration import RopeDeclaration, Said
 from pediag.targets.rope_keys import ORIGINAL, YARN_RAMP, read_by
 
@@ -108,6 +110,7 @@ def betas(declared: RopeDeclaration, kind: str, seq_len: int) -> Iterator[Fault]
             measured=fast,
             limit=slow,
             unit="rotations",
+            **_swap([found[key] for key in YARN_RAMP if key in found]),
         )
 
 
@@ -139,7 +142,16 @@ def bands(declared: RopeDeclaration, kind: str, seq_len: int) -> Iterator[Fault]
             "Swap them; Llama 3.1 has low_freq_factor 1 and high_freq_factor 4.",
             measured=a,
             limit=b,
+            **_swap([said for said, _ in sound]),
         )
+
+
+def _swap(said: list[Said]) -> dict[str, Any]:
+    """The fix that exchanges two values; by hand where only one of them is written."""
+    if len(said) != 2:
+        return {}
+    one, other = said
+    return {"applicability": "unsafe", "edits": (Edit(one.path, other.value), Edit(other.path, one.value))}
 
 
 def attention(declared: RopeDeclaration, kind: str, seq_len: int) -> Iterator[Fault]:
@@ -386,13 +398,16 @@ def _no_number(said: Said) -> Fault:
         else "transformers raises TypeError when the model is built; another reader may take a default instead."
     )
     told = f"{said.path} is {shown(said.value)}, {kind_of_value(said.value)}, where a number is needed."
+    number = spelt(said.value)
     return Fault(
         said.path,
         told,
         effect,
-        f"{TRAINED}, as a number.",
+        f"{TRAINED}, as a number." if number is None else f"Write {number} without quotes.",
         measured=measured(said.value),
         expected="a number",
+        applicability="manual" if number is None else "safe",
+        edits=() if number is None else (Edit(said.path, number),),
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pediag.rules.finding import Applicability, Evidence, Finding, Fix, Number, Severity, Where
+from pediag.rules.finding import REMOVED, Applicability, Edit, Evidence, Finding, Fix, Number, Severity, Where
 from pediag.rules.rule import Facets
 from pediag.targets.declaration import RopeDeclaration, Said, with_widths
 from pediag.targets.rope_keys import (
@@ -22,6 +23,11 @@ from pediag.targets.rope_keys import (
     own_share,
     read_by,
 )
+
+EXACT = 2**53
+"""Up to here a float holds every whole number, so that writing one as an integer changes no reader's value."""
+
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 SHOWN = 40
 """Letters of a value that a message repeats."""
@@ -43,6 +49,7 @@ class Fault:
     at: str = ""
     patch: str | None = None
     applicability: Applicability = "manual"
+    edits: tuple[Edit, ...] = ()
 
 
 def findings(facets: Facets, faults: Iterable[Fault]) -> Iterator[Finding]:
@@ -59,7 +66,7 @@ def findings(facets: Facets, faults: Iterable[Fault]) -> Iterator[Finding]:
             effect=fault.effect,
             where=Where(module=fault.path, file=config.source, line=line),
             evidence=Evidence(fault.measured, fault.expected, fault.limit, fault.unit, facets.seq_len),
-            fix=Fix(fault.fix, fault.applicability, fault.patch),
+            fix=Fix(fault.fix, fault.applicability, fault.patch, fault.edits),
             severity=fault.severity,
             scheme="rotary",
         )
@@ -82,6 +89,23 @@ def whole(value: Any) -> int | None:
     if number is None or not math.isfinite(number) or number != math.floor(number):
         return None
     return int(value)
+
+
+def spelt(value: Any) -> int | float | None:
+    """The finite number that a string is, letter for letter in JSON's spelling; None for all else."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        return None
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    exact = number.is_integer() and abs(number) <= EXACT
+    return int(number) if exact else None if number.is_integer() else number
+
+
+def renaming(said: Said, key: str) -> tuple[Edit, ...]:
+    """The edits that give a value another key in the same object."""
+    holder, dot, _ = said.path.rpartition(".")
+    return Edit(said.path, REMOVED), Edit(f"{holder}{dot}{key}", said.value)
 
 
 def kind_of_value(value: Any) -> str:

@@ -48,7 +48,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.declaration._values import EXACT
+from pediag.rules.finding import Applicability, Edit, Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 
 LEAST_BASE = 1.0
@@ -129,7 +130,7 @@ def _finding(facets: Facets, path: str, base: float) -> Finding:
         effect=_effect(base, whole, facets.seq_len),
         where=Where(module=path, file=config.source, line=config.line_of(path)),
         evidence=Evidence(measured=base, expected=whole, seq_len=facets.seq_len),
-        fix=_fix(path, base, whole),
+        fix=_fix(path, base, whole, _whole_ones(path, config.get(path))),
         severity="note" if base == whole else "warning",
         scheme="rotary",
     )
@@ -155,10 +156,25 @@ def truncation_error(base: float) -> float:
     return (base - math.floor(base)) / (base * math.e * math.log(base))
 
 
-def _fix(path: str, base: float, whole: int) -> Fix:
+def _whole_ones(path: str, value: Any) -> tuple[Edit, ...]:
+    """What writes a base, or each float of a list of them, as an integer; nothing where floats may not hold one."""
+    places = [(path, value)]
+    if isinstance(value, list):
+        places = [(f"{path}.{index}", item) for index, item in enumerate(value)]
+    found = [(place, item) for place, item in places if _is_float(item)]
+    return tuple(Edit(place, int(item)) for place, item in found) if all(_exact(x) for _, x in found) else ()
+
+
+def _exact(base: float) -> bool:
+    return base.is_integer() and base <= EXACT
+
+
+def _fix(path: str, base: float, whole: int, edits: tuple[Edit, ...]) -> Fix:
     key = path.rpartition(".")[2]
     if base == whole:
-        return Fix(f"Write {path} as the integer {whole}.", "safe", f'"{key}": {whole}')
+        kind: Applicability = "safe" if edits else "manual"
+        patch = f'"{key}": {whole}' if edits else None
+        return Fix(f"Write {path} as the integer {whole}.", kind, patch, edits)
     return Fix(
         f"Keep {base!r} if the model was trained with it and check that every reader takes a float; "
         f"for a model not yet trained write {path} as the integer {round(base)}."

@@ -50,9 +50,10 @@ from pediag.rules.declaration._values import (
     real,
     rotary_width,
     shown,
+    spelt,
     whole,
 )
-from pediag.rules.finding import Finding
+from pediag.rules.finding import Edit, Finding
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.config import Config
 from pediag.targets.declaration import BASES, SCALINGS, Said, declarations
@@ -114,13 +115,18 @@ def _faults(facets: Facets, said: Said) -> Iterator[Fault]:
         if wrong or not layers or len(value) < layers:
             yield _of_list(said, wrong, layers)
     elif not _sound(value):
+        number = spelt(value) if _sound(spelt(value)) else None
         yield Fault(
             said.path,
             f"{said.path} is {shown(value)}{_kind(value)}; a rotary base must be a finite number above 1.",
             _effect(facets, said, value),
-            f"Write {said.path} as the base that the model was trained with, a number such as 10000.",
+            f"Write {said.path} as the base that the model was trained with, a number such as 10000."
+            if number is None
+            else f"Write {said.path} as the number {number}, without quotes.",
             measured=measured(value),
             limit=LEAST_BASE,
+            applicability="manual" if number is None else "safe",
+            edits=() if number is None else (Edit(said.path, number),),
         )
 
 

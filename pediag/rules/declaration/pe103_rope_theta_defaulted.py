@@ -61,7 +61,7 @@ from pediag.rules.declaration._classes import (
     width_of,
     written,
 )
-from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.finding import Edit, Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets import trained_length
 from pediag.targets.class_defaults import Assumed, releases
@@ -263,4 +263,6 @@ def _fix(part: Part, base: float | None) -> Fix:
     if base is None:
         return Fix(f"Write the base that the model was trained with as {place}; its published config has it.")
     value = int(base) if base == int(base) else base
-    return Fix(f"Write it as {place}.", "unsafe", f'"{place.rpartition(".")[2]}": {value}')
+    return Fix(
+        f"Write it as {place}.", "unsafe", f'"{place.rpartition(".")[2]}": {value}', (Edit(place, value),)
+    )

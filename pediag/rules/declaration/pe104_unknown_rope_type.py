@@ -46,7 +46,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pediag.rules.declaration._values import Fault, findings, kind_of_value, own_code, shown
-from pediag.rules.finding import Finding, Severity
+from pediag.rules.finding import Edit, Finding, Severity
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.declaration import RopeDeclaration, Said, declarations
 from pediag.targets.rope_keys import TYPES, nearest_type
@@ -88,6 +88,7 @@ def _faults(facets: Facets, declared: RopeDeclaration) -> Iterator[Fault]:
         severity=_severity(nearest, own_code(facets)),
         patch=f'"{said.path.rpartition(".")[2]}": "{nearest}"' if nearest else None,
         applicability="unsafe" if nearest else "manual",
+        edits=(Edit(said.path, nearest),) if nearest else (),
     )
 
 

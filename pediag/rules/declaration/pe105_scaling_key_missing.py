@@ -51,6 +51,7 @@ the length before scaling write the length of pre-training, never the extended o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pediag.rules.declaration._values import (
     Fault,
@@ -58,11 +59,12 @@ from pediag.rules.declaration._values import (
     given,
     length,
     misspelt,
+    renaming,
     scaling_path,
     shown,
     type_of,
 )
-from pediag.rules.finding import Finding, Severity
+from pediag.rules.finding import Applicability, Edit, Finding, Severity
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.declaration import RopeDeclaration, declarations
 from pediag.targets.rope_keys import ORIGINAL, nearest_key, needed, readers
@@ -127,7 +129,8 @@ def _otherwise(declared: RopeDeclaration, kind: str) -> Fault | None:
         told = (
             f"transformers takes {longest:,} / {original:,} = {longest / original:g}; vLLM raises TypeError."
         )
-        return _fault(declared, ["factor"], told, f"Write factor as {longest / original:g}.", "warning")
+        fault = _fault(declared, ["factor"], told, f"Write factor as {longest / original:g}.", "warning")
+        return replace(fault, applicability="safe", edits=(Edit(fault.path, longest / original),))
     return None
 
 
@@ -138,7 +141,28 @@ def _missing(declared: RopeDeclaration, kind: str, lacking: list[str]) -> Fault:
     near = [
         f"{said.path} looks like {key}" for key, said in misspelt(declared, kind).items() if key in lacking
     ]
-    return _fault(declared, lacking, effect, _advice(declared, lacking, near), near=near)
+    fault = _fault(declared, lacking, effect, _advice(declared, lacking, near), near=near)
+    edits, kind = _edits(declared, lacking)
+    return replace(fault, applicability=kind, edits=edits)
+
+
+def _edits(declared: RopeDeclaration, lacking: list[str]) -> tuple[tuple[Edit, ...], Applicability]:
+    """Misspelt keys renamed, which is safe since no model could be built; else what lengths and Llama 3.1 imply."""
+    place, kind = scaling_path(declared), type_of(declared)
+    near = {key: said for key, said in misspelt(declared, kind).items() if key in lacking}
+    if near:
+        whole = set(near) == set(lacking) and not any(key in declared.scaling for key in lacking)
+        renamed = tuple(edit for key, said in near.items() for edit in renaming(said, key))
+        return (renamed, "safe") if whole else ((), "manual")
+    known = {**LLAMA3_BANDS, "factor": _ratio(declared)}
+    if ORIGINAL in needed(kind) and declared.get(ORIGINAL) is None:
+        return (), "manual"
+    values = [known.get(key, "") for key in lacking]
+    if not place or not all(values):
+        return (), "manual"
+    return tuple(
+        Edit(f"{place}.{key}", float(value)) for key, value in zip(lacking, values, strict=True)
+    ), "unsafe"
 
 
 def _advice(declared: RopeDeclaration, lacking: list[str], near: list[str]) -> str:

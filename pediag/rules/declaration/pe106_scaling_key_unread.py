@@ -64,11 +64,12 @@ from pediag.rules.declaration._values import (
     misspelt,
     own_code,
     real,
+    renaming,
     scaling_path,
     shown,
     type_of,
 )
-from pediag.rules.finding import Finding
+from pediag.rules.finding import REMOVED, Applicability, Edit, Finding
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.declaration import SCALINGS, TEXT, RopeDeclaration, Said, declarations
 from pediag.targets.rope_keys import (
@@ -81,6 +82,7 @@ from pediag.targets.rope_keys import (
     keys_of,
     nearest,
     nearest_key,
+    needed,
     read_by,
     types_reading,
 )
@@ -137,6 +139,8 @@ def _misnamed(facets: Facets) -> Iterator[Fault]:
                     f"Rename {dotted} to {near}.",
                     measured=key,
                     expected=near,
+                    applicability="manual" if near in values else "unsafe",
+                    edits=() if near in values else renaming(Said(value, dotted), near),
                 )
 
 
@@ -198,6 +202,7 @@ def _without_type(declared: RopeDeclaration, unread: list[Said]) -> Iterator[Fau
     if not scaling:
         return
     place, names = scaling_path(declared), ", ".join(_key(said) for said in scaling)
+    only = _only_kind(declared, scaling)
     yield Fault(
         scaling[0].path,
         f"{place} names no rope_type, so it is of type default, which does not read {names}.",
@@ -205,14 +210,26 @@ def _without_type(declared: RopeDeclaration, unread: list[Said]) -> Iterator[Fau
         f'Write "rope_type" into {place}; {_kinds(scaling)}.',
         measured="absent",
         expected="rope_type",
+        applicability="unsafe" if only else "manual",
+        edits=(Edit(f"{place}.rope_type", only),) if only else (),
     )
 
 
+def _only_kind(declared: RopeDeclaration, scaling: list[Said]) -> str:
+    """The one type that reads all the keys and lacks none, or an empty string."""
+    fitting = [kind for kind in _fitting(scaling) if all(given(declared, key) for key in needed(kind))]
+    return fitting[0] if len(fitting) == 1 == len(_fitting(scaling)) else ""
+
+
 def _kinds(scaling: list[Said]) -> str:
+    fitting = _fitting(scaling)
+    return f"its keys fit {', '.join(fitting)}" if fitting else "no one type reads all its keys"
+
+
+def _fitting(scaling: list[Said]) -> list[str]:
     kinds = [set(types_reading(_key(said))) for said in scaling]
     first = _first_of(types_reading(_key(scaling[0])))
-    fitting = [kind for kind in first if all(kind in some for some in kinds)]
-    return f"its keys fit {', '.join(fitting)}" if fitting else "no one type reads all its keys"
+    return [kind for kind in first if all(kind in some for some in kinds)]
 
 
 def _unread_key(declared: RopeDeclaration, kind: str, said: Said) -> Fault | None:
@@ -232,7 +249,17 @@ def _unread_key(declared: RopeDeclaration, kind: str, said: Said) -> Fault | Non
         measured=measured(said.value),
         expected=near or None,
         severity="note" if key == ORIGINAL else None,
+        applicability=_renamed(declared, said, near),
+        edits=renaming(said, near) if _renamed(declared, said, near) != "manual" else (),
     )
+
+
+def _renamed(declared: RopeDeclaration, said: Said, near: str) -> Applicability:
+    """Whether renaming a key to the one that is read changes what the model computes."""
+    if not near or near in declared.scaling:
+        return "manual"
+    default = DEFAULTS.get(near)
+    return "safe" if default is not None and said.value == default else "unsafe"
 
 
 def _effect(near: str, kind: str) -> str:
@@ -266,7 +293,18 @@ def _dialect(declared: RopeDeclaration, kind: str, said: Said, reader: str) -> F
         measured=numbers[0] if numbers else measured(said.value),
         expected=numbers[1] if numbers else None,
         severity="note" if plain else None,
+        applicability="manual" if numbers is None else "safe" if math.isclose(*numbers) else "unsafe",
+        edits=_replaced(declared, said, numbers) if numbers else (),
     )
+
+
+def _replaced(declared: RopeDeclaration, said: Said, numbers: tuple[float, float]) -> tuple[Edit, ...]:
+    """What lets transformers come to vLLM's factor; nothing to write where both come to the same."""
+    one, other = numbers
+    gone = Edit(said.path, REMOVED)
+    if math.isclose(one, other):
+        return (gone,)
+    return gone, Edit(f"{scaling_path(declared)}.attention_factor", round(other, 6))
 
 
 def _instead(key: str) -> str:
@@ -298,7 +336,8 @@ def _disagreement(numbers: tuple[float, float]) -> str:
 def _harmonised(said: Said, numbers: tuple[float, float] | None) -> str:
     if numbers is None or math.isclose(*numbers):
         return f"Remove {said.path} if transformers is the reader; it cannot be told this."
-    return f'Write "attention_factor": {numbers[1]:.6g} beside it, so that transformers comes to the same.'
+    told = f'For transformers write "attention_factor": {round(numbers[1], 6):.6g} in its place'
+    return f"{told}; vLLM reads attn_factor alone."
 
 
 def _near(said: Said, among: frozenset[str]) -> str:

@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pediag.rules.declaration._classes import real
-from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.finding import Edit, Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.config import LENGTH_KEYS
 from pediag.targets.declaration import RopeDeclaration, Said, declarations
@@ -96,7 +96,7 @@ def check(facets: Facets) -> Iterator[Finding]:
         if original is None or longest is None or not _lengths(original, longest):
             continue
         if original.value > longest.value or (kind in STRICT and original.value == longest.value):
-            yield _reversed(facets, kind, original, longest)
+            yield _reversed(facets, kind, original, longest, _exchanged(one, original, longest))
         elif kind in YARN:
             yield from _factor(facets, one, original, longest)
 
@@ -128,7 +128,18 @@ def _said_elsewhere(facets: Facets, section: str, reach: float) -> bool:
     return any(length is not None and abs(length - reach) <= SAME * reach for length in found)
 
 
-def _reversed(facets: Facets, kind: str, original: Said, longest: Said) -> Finding:
+def _exchanged(one: RopeDeclaration, original: Said, longest: Said) -> tuple[Edit, ...]:
+    """The edits that exchange the two lengths, where a factor says that they were exchanged."""
+    said = one.scaling.get("factor")
+    factor = real(said.value) if said is not None else None
+    if factor is None or abs(factor * longest.value - original.value) > SAME * original.value:
+        return ()
+    return Edit(original.path, longest.value), Edit(longest.path, original.value)
+
+
+def _reversed(
+    facets: Facets, kind: str, original: Said, longest: Said, exchanged: tuple[Edit, ...]
+) -> Finding:
     relation = "equals" if original.value == longest.value else "is above"
     return Finding(
         message=(
@@ -144,7 +155,11 @@ def _reversed(facets: Facets, kind: str, original: Said, longest: Said) -> Findi
         evidence=Evidence(
             measured=original.value, limit=longest.value, unit="tokens", seq_len=facets.seq_len
         ),
-        fix=Fix(f"Write the length of pretraining as {original.path} and the served one as {longest.path}."),
+        fix=Fix(
+            f"Write the length of pretraining as {original.path} and the served one as {longest.path}.",
+            "unsafe" if exchanged else "manual",
+            edits=exchanged,
+        ),
         scheme="rotary",
     )
 

@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pediag.rules.declaration._classes import Part, drift, equal, parts, real, width_of, written
-from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.finding import Edit, Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.class_defaults import assumed
 from pediag.targets.declaration import RopeDeclaration
@@ -149,6 +149,7 @@ def _finding(
             f"Compare {path} with the config of the checkpoint that the weights come from, and write its base.",
             "unsafe",
             f'"{path.rpartition(".")[2]}": {int(usual) if usual == int(usual) else usual}',
+            (Edit(path, int(usual) if usual == int(usual) else usual),),
         ),
         scheme="rotary",
     )
