@@ -126,6 +126,21 @@ Jobs = Annotated[
     ),
 ]
 Statistics = Annotated[bool, typer.Option("--statistics", help="Add counts per rule (rich format).")]
+Diff = Annotated[
+    bool, typer.Option("--diff", help="Show what --fix would change in the config, and write nothing.")
+]
+WriteFix = Annotated[
+    bool, typer.Option("--fix", help="Write a fixed config beside the old one, and check it the same way.")
+]
+UnsafeFixes = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-fixes", help="With --diff or --fix: those too that change what the model computes."
+    ),
+]
+InPlace = Annotated[
+    bool, typer.Option("--in-place", help="With --fix: change the config itself; the old one stays as .orig.")
+]
 Strict = Annotated[
     bool | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pediag import _gate, _results, settings
+from pediag import _fixing, _gate, _results, settings
 from pediag import _terminal as terminal
 from pediag._options import (
     Against,
@@ -20,9 +20,11 @@ from pediag._options import (
     Config,
     ConfigA,
     ConfigB,
+    Diff,
     EqualValues,
     Force,
     Ignore,
+    InPlace,
     Inputs,
     InputsA,
     InputsB,
@@ -39,7 +41,9 @@ from pediag._options import (
     Strict,
     Targets,
     Trust,
+    UnsafeFixes,
     WriteBaseline,
+    WriteFix,
 )
 from pediag.errors import UsageError
 from pediag.rules import registry
@@ -173,8 +177,14 @@ def check(
     trust: Trust = False,
     jobs: Jobs = 1,
     statistics: Statistics = False,
+    show_fixes: Diff = False,
+    fix: WriteFix = False,
+    unsafe_fixes: UnsafeFixes = False,
+    in_place: InPlace = False,
 ) -> int:
     """Judge how each TARGET encodes positions."""
+    wanted = _fixing.Wanted(show_fixes, fix, unsafe_fixes, in_place)
+    wanted.refuse(format.value, write_baseline=write_baseline is not None, statistics=statistics)
     gate = _gate.opened(
         targets or (),
         select=select,
@@ -199,6 +209,9 @@ def check(
         _refuse_unwritable(listing, output, config)
     done = _results.each(listing, "check", options, jobs, own)
     gate.judge(done)
+    if wanted:
+        call = _fixing.Call(gate, listing, options, own)
+        return _fixing.run(wanted, done, call, output, quiet=quiet)
     _results.deliver(done, format.value, output, quiet=quiet, statistics=statistics)
     return done.status([report.exit_code() for report in done.reports])
 
