@@ -18,6 +18,9 @@ Status = Literal["pass", "fail", "not-applicable", "could-not-check"]
 NO_CONFIG = "no config"
 """How a gap says that there is no configuration at all, which is not a lack: nothing was declared."""
 
+LONGEST_REASON = 800
+"""Characters of a reason, which may quote what a model raised; what is beyond is cut at a word."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -110,4 +113,5 @@ def _stamped(rule: Rule, finding: Finding) -> Finding:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1].rpartition(' ')[0]}…"
