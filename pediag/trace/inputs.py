@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -195,6 +195,7 @@ def _guessed(model: nn.Module) -> Iterator[Maker]:
                 break
         if primary.dims[0] == "B" and any(name in POSITION_ARGUMENTS for name in names):
             yield _call_with(names, primary, "mask", one_row=True)
+            yield _call_with(names, replace(primary, dims=primary.dims[1:]), "mask")
 
 
 def _required(model: nn.Module) -> dict[str, bool]:

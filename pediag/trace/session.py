@@ -38,7 +38,7 @@ from pediag.trace.place import Enough, Lengths, explain
 from pediag.trace.plain import follows, plain_attributes
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
-from pediag.trace.tokens import at_length, attended, contracts_tokens, row_axis
+from pediag.trace.tokens import at_length, attended, contracts_tokens, folds_texts, row_axis
 
 # Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
 # ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
@@ -294,6 +294,7 @@ class Session:
 
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the sequence along the axis that attention runs over."""
+        trace = self._unfolded(maker, trace)
         if contracts_tokens(trace):
             return trace
         if trace.graph.attentions:
@@ -306,6 +307,14 @@ class Session:
                 self._maker = swapped
                 return turned
         return self._attended(maker, trace)
+
+    def _unfolded(self, maker: Maker, trace: Trace) -> Trace:
+        """The trace of one text alone where tokens of all texts lie along one axis when positions turn them."""
+        if trace.sizes.batch == 1 or not folds_texts(trace):
+            return trace
+        alone = Sizes(1, trace.sizes.tokens, trace.sizes.keys)
+        again = self._run(maker(alone), alone, None)
+        return trace if again.failure is not None or folds_texts(again) else again
 
     def _attended(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the places that attention does run over as tokens: patches, frames after a stride."""
@@ -442,7 +451,9 @@ class Session:
         tensors = [item for item in candidate.inputs() if not item.literal]
         sequence = {sizes.tokens, sizes.keys}
         batch = sizes.batch
-        if candidate.given and tensors:
+        if tensors and all(item.shape(sizes) in ((), (sizes.tokens,)) for item in tensors):
+            batch = 1  # one text, or several behind one another
+        elif candidate.given and tensors:
             leading = tensors[0].shape(sizes)
             batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
         around = {offset + size for size in sequence for offset in (-1, 0, 1)}

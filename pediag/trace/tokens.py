@@ -27,6 +27,17 @@ def contracts_tokens(trace: Trace) -> bool:
     return any(trace.lengths.counts_tokens(size) for item in operands for size in item.shape[-2:])
 
 
+def folds_texts(trace: Trace) -> bool:
+    """Whether positions are multiplied into content whose texts and tokens share an axis, each token its own row."""
+    if trace.sizes.batch == 1:
+        return False
+    rows = trace.sizes.batch * trace.sizes.tokens
+    return any(
+        site.kind == "rotary" and any(rows in node.shape[:-1] for node in site.position)
+        for site in trace.graph.sites
+    )
+
+
 def attended(trace: Trace, model: nn.Module) -> set[int]:
     """Sizes of the axes that attention runs along, those left out that a width or the batch has as well."""
     sizes: set[int] = set()
