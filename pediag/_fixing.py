@@ -88,11 +88,17 @@ def run(wanted: Wanted, done: _results.Done, call: Call, output: Path | None, *,
         _tell_left(told)
     else:
         _write(told, wanted)
+        if output is not None and any(one.file and _equal(one.file, output) for one in told):
+            raise UsageError(f"--output {output}: is the fixed file; name another file")
         _judge_again(told, wanted, done, call)
         if not quiet or output is not None:
             terminal.write(_tables(told, done, plain=output is not None), output)
     codes = [FAILED if one.failed else (one.again or one.report).exit_code() for one in told]
     return done.status([worst_exit(codes)] if codes else [])
+
+
+def _equal(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _plan(report: Report, wanted: Wanted) -> _Told:

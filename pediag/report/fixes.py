@@ -108,4 +108,4 @@ def _left(shown: Sequence[Row]) -> Iterator[str]:
     for row in shown:
         if row.state != RESOLVED:
             reason = row.reason or ("came with the fix" if row.state == NEW else row.finding.fix.summary)
-            yield f"{row.finding.code} {row.finding.where.module}: {reason}"
+            yield f"{' '.join(filter(None, (row.finding.code, row.finding.where.module)))}: {reason}"
