@@ -18,6 +18,7 @@ from pediag.report.formats import render
 from pediag.report.places import Spot
 from pediag.report.sarif_fixes import changes
 from pediag.rules.finding import Fix, Where
+from pediag.targets.editing import diff
 
 SCHEMA = Path(__file__).parents[1] / "data" / "sarif-schema-2.1.0.json"
 # RFC 3986: the letters that may stand in a URI, a "%" only before two hexadecimal digits.
@@ -290,6 +291,31 @@ def test_a_unified_diff_becomes_replacements(make_finding, new, context):
     (made,) = changes(patch, Spot("net.py", 1), make_finding()).items()
     assert made[0] == "net.py"
     assert applied("".join(old), made[1]) == "".join(new)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize(("closed", "still"), [(True, True), (True, False), (False, True), (False, False)])
+def test_line_ends_stay_and_a_file_may_end_without_one(make_finding, tmp_path, end, closed, still):
+    old = end.join(["{", ' "a": 1,', ' "b": 2', "}"]) + (end if closed else "")
+    new = end.join(["{", ' "a": 1,', ' "c": "\u2028"', "}"]) + (end if still else "")
+    config = str(tmp_path / "config.json")
+    finding = make_finding(where=Where("b", "", config, 3))
+    made = changes(diff(old, new), Spot(config, 3), finding)
+    assert list(made) == [config], "the whole path of the config that is pointed at"
+    assert replaced(old, made[config]) == new
+
+
+def replaced(text, replacements):
+    """As :func:`applied`, with lines that end at line feeds alone."""
+    lines = text.split("\n")
+    for made in reversed(replacements):
+        region = made["deletedRegion"]
+        first, last = (
+            sum(len(line) + 1 for line in lines[: region[line] - 1]) + region[column] - 1
+            for line, column in (("startLine", "startColumn"), ("endLine", "endColumn"))
+        )
+        text = text[:first] + made["insertedContent"]["text"] + text[last:]
+    return text
 
 
 @pytest.mark.parametrize(
