@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -92,8 +93,13 @@ def counts(before: Report, after: Report) -> str:
 def _numbers(row: Row) -> str:
     """What was measured before and after; for what is resolved, the value that stands there now."""
     was = "" if row.before is None else _number(row.before.evidence.measured)
-    now = _number(row.after.evidence.measured) if row.after is not None else _number(row.now)
+    now = _number(row.after.evidence.measured) if row.after is not None else _written(row.now)
     return f"{was or '-'} -> {now or '-'}"
+
+
+def _written(value: Any) -> str:
+    """A value as the config writes it."""
+    return json.dumps(value) if isinstance(value, str) else _number(value)
 
 
 def _number(value: Any) -> str:
@@ -107,5 +113,5 @@ def _number(value: Any) -> str:
 def _left(shown: Sequence[Row]) -> Iterator[str]:
     for row in shown:
         if row.state != RESOLVED:
-            reason = row.reason or ("came with the fix" if row.state == NEW else row.finding.fix.summary)
+            reason = row.reason or row.finding.fix.summary
             yield f"{' '.join(filter(None, (row.finding.code, row.finding.where.module)))}: {reason}"
