@@ -114,6 +114,7 @@ class Chain:
             recorder.noticer.by_shape = True
         recorder.plain_attributes = {key: name for key, (name, _) in plain_attributes(session.model).items()}
         recorder.strays = self._strays
+        recorder.effort = session.structural().effort.several()
         return recorder
 
 

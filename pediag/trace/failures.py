@@ -10,7 +10,7 @@ import torch
 
 from pediag.trace.frames import Frame, _is_glue
 from pediag.trace.graph import Node, Site
-from pediag.trace.place import DependsOnContent, Overrun, explain
+from pediag.trace.place import DependsOnContent, Laborious, Overrun, explain
 from pediag.trace.recorder import Recorder
 
 _START = (
@@ -53,6 +53,11 @@ def stopped(recorder: Recorder, error: Exception) -> Failure:
     abstract = any(map(_abstract, chain))
     advice = _START if any(map(_wants_ranks, chain)) else ""
     return Failure(explain(error), module, frame, site, abstract=abstract, fixed=fixed, advice=advice)
+
+
+def laborious(recorder: Recorder, error: Laborious) -> Failure:
+    """What is said of a pass that was ended because the model's code loops over its tokens."""
+    return Failure(str(error), recorder.place.module, _last_user_frame(error), abstract=True)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -24,8 +24,36 @@ class Overrun(IndexError):
         self.largest = largest
 
 
+_LEAST_ALLOWED, _TIMES_ALLOWED = 20_000, 4
+
+
 class Enough(BaseException):
     """All that a pass was run for was met; no fault, and nothing for the model's own code to catch."""
+
+
+class Laborious(BaseException):
+    """A pass runs far more operations than the structural one did: the model's code loops over its tokens."""
+
+
+@dataclass(slots=True)
+class Effort:
+    """Operations of a pass: how many ran, and how many may; None for any number."""
+
+    spent: int = 0
+    allowed: int | None = None
+
+    def several(self) -> Effort:
+        """What a pass of another length may run: several times as much, since more is a loop over tokens in Python."""
+        return Effort(allowed=max(_LEAST_ALLOWED, _TIMES_ALLOWED * self.spent))
+
+    def spend(self) -> None:
+        """Count one. Raises Laborious when it is one too many."""
+        self.spent += 1
+        if self.allowed is not None and self.spent > self.allowed:
+            raise Laborious(
+                f"the code runs operation after operation for each token: after {self.spent:,} of them, several times "
+                "what a short input takes, the pass was given up"
+            )
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from pediag.trace.operators import (
     refilled,
 )
 from pediag.trace.padding import PAD, Padding, compared, lengthen
-from pediag.trace.place import DependsOnContent, Lengths, Overrun, Place, Unsupported
+from pediag.trace.place import DependsOnContent, Effort, Lengths, Overrun, Place, Unsupported
 from pediag.trace.settling import Settler, assume
 
 CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
@@ -77,6 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.dims: set[int] = set()
         self.moves: list[tuple[Node, Transfer]] = []
         self.padding: Padding | None = None
+        self.effort = Effort()
 
     # -- values -------------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.effort.spend()
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         operator = describe(func)

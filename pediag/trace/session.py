@@ -18,7 +18,7 @@ from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.dimensions import dimensions, free
 from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
-from pediag.trace.failures import Failure, distance, stopped, too_long
+from pediag.trace.failures import Failure, distance, laborious, stopped, too_long
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, made_up, transposed
@@ -34,7 +34,7 @@ from pediag.trace.isolation import (
 )
 from pediag.trace.numbers import digest
 from pediag.trace.padding import Padding
-from pediag.trace.place import Enough, Lengths, explain
+from pediag.trace.place import Effort, Enough, Laborious, Lengths, explain
 from pediag.trace.plain import follows, plain_attributes
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
@@ -71,6 +71,7 @@ class Trace:
     batched: tuple[int, ...] = ()
     places: frozenset[int] = frozenset()
     unregistered: dict[Node, str] = field(default_factory=dict)
+    effort: Effort = field(default_factory=Effort)
 
     @property
     def seq_len(self) -> int:
@@ -367,6 +368,7 @@ class Session:
         reference = structural.provenances if structural is not None else None
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
         if structural is not None:
+            recorder.effort = structural.effort.several()
             recorder.noticer.known_scores, recorder.noticer.known_joins = structural.scores, structural.joins
         recorder.dims, recorder.padding, recorder.noticer.met = self._dims, padding, met
         plain = plain_attributes(self.model)
@@ -377,7 +379,7 @@ class Session:
         keywords = {name: self.make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
         failure = self._forward(recorder, arguments, keywords)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
-        trace.places = frozenset(self._places)
+        trace.places, trace.effort = frozenset(self._places), recorder.effort
         trace.unregistered = self._unregistered(graph)
         trace.ordered, trace.provenances = recorder.noticer.ordered, recorder.settler.known
         trace.scores, trace.joins = recorder.noticer.scores, recorder.noticer.joins
@@ -444,6 +446,8 @@ class Session:
                 )
             except Enough:
                 return None, None
+            except Laborious as reason:
+                return laborious(recorder, reason), None
             except Exception as error:
                 return stopped(recorder, error), None
 
@@ -456,10 +460,7 @@ class Session:
         elif candidate.given and tensors:
             leading = tensors[0].shape(sizes)
             batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
-        around = {offset + size for size in sequence for offset in (-1, 0, 1)}
-        around |= {
-            factor * size + offset for size in sequence for factor, offset in ((2, -1), (2, 0), (2, 1))
-        }
+        around = {factor * size + offset for size in sequence for factor in (1, 2) for offset in (-1, 0, 1)}
         return Lengths(around, batch, (sizes.tokens, sizes.keys))
 
     def make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
