@@ -133,7 +133,7 @@ def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
         modules = cached.depth.everywhere(tuple(dict.fromkeys(cached.rows.alike(done, here.attention))))
         found.judged += 1
         found.relative = found.relative or _is_relative(full)
-        yield from _in_scores(full, here, modules)
+        yield from _in_scores(done, full, here, modules)
 
 
 # -- added to the content ------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _row_of(row: Floats, rows: Floats, within: float) -> int | None:
 # -- in the scores -------------------------------------------------------------------------------------------
 
 
-def _in_scores(full: Reading, here: Reading, modules: tuple[str, ...]) -> Iterator[Fault]:
+def _in_scores(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...]) -> Iterator[Fault]:
     for part in ("turned", "bias"):
         one, other = _part(full, part), _part(here, part)
         if one.shape[0] != other.shape[0]:
@@ -178,6 +178,7 @@ def _in_scores(full: Reading, here: Reading, modules: tuple[str, ...]) -> Iterat
             continue
         tokens = tuple(int(row) for row in here.rows)
         sites = [site for site in here.sites if _is_part(site, part)]
+        sites = [site for site in sites if site.result.index >= done.first] or sites
         others = [site for site in full.sites if _is_part(site, part)]
         site = next(iter([*sites, *others, *here.sites, *full.sites]), None)
         used = _positions(full, here) if part == "turned" else _bias_positions(full, here)
@@ -347,10 +348,18 @@ def _line(here: list[Site], full: list[Site]) -> Frame | None:
         node for site in here for item in site.position for node in ancestors(item) if node not in known
     ]
     for name in _MAKES:
-        made = [node for node in own if node.op_name == name and node.frame is not None]
+        made = [
+            node for node in own if node.op_name == name and node.frame is not None and _of_rows(node, sites)
+        ]
         if made:
             return min(made, key=lambda node: node.index).frame
     return sites[0].frame
+
+
+def _of_rows(node: Node, sites: list[Site]) -> bool:
+    """Whether what is counted are the rows that enter, and not all places, of which some are taken later."""
+    entering = {size for site in sites for item in site.position for size in item.shape}
+    return node.op_name != "arange" or not node.shape or node.shape[0] in entering
 
 
 def where(facets: Facets, fault: Fault) -> Where:
