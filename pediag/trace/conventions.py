@@ -15,6 +15,7 @@ from torch import nn
 
 from pediag.errors import UsageError
 from pediag.targets.caches import CacheSpec
+from pediag.targets.inputs import POSITION_ARGUMENTS
 from pediag.trace.inputs import Input
 
 # Calling conventions of libraries in wide use; that an argument is named so proves nothing by itself.
@@ -201,6 +202,13 @@ def _holds_memory(model: nn.Module) -> bool:
         for part in model.modules()
         for name in (*vars(part), *part._buffers, *part._modules)
     )
+
+
+def forgets(model: nn.Module, ways: Sequence[Convention]) -> bool:
+    """Whether nothing but positions that the caller gives was taken for a sign of memory."""
+    names = {name for way in ways for name in (*way.counts, *way.ranges)}
+    remembers = any(way.cache or way.given for way in ways)
+    return not remembers and names <= POSITION_ARGUMENTS and not _holds_memory(model)
 
 
 def _said(cache: str, flags: Sequence[str], offsets: Sequence[str]) -> str:

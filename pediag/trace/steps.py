@@ -12,7 +12,7 @@ import torch
 
 from pediag.targets.caches import CacheSpec
 from pediag.trace.chain import Chain, Pass
-from pediag.trace.conventions import Convention, NoCache, conventions, taken
+from pediag.trace.conventions import Convention, NoCache, conventions, forgets, taken
 from pediag.trace.depth import Depth, depth
 from pediag.trace.dimensions import free
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
@@ -167,7 +167,7 @@ class Steps:
             cached = runner.run(way)
             if cached is not None:
                 return cached
-        if not any(way.said for way in ways):
+        if not any(way.said for way in ways) or (not self.specs and forgets(self.session.model, ways)):
             raise NoCache("forward takes no cache")
         tried = "; ".join(f"{said}: {why}" for said, why in itertools.islice(runner.refused.items(), 2))
         raise Unrunnable(f"cached steps could not be run ({tried}): {_HOW}")

@@ -71,7 +71,14 @@ def odd_one(count: int) -> list[Layer]:
 
 @pytest.mark.parametrize(
     ("layers", "count", "kept"),
-    [(uniform, 16, 2), (uniform, 4, 2), (uniform, 3, None), (windowed, 24, 12), (windowed, 18, None), (odd_one, 16, None)],
+    [
+        (uniform, 16, 2),
+        (uniform, 4, 2),
+        (uniform, 3, None),
+        (windowed, 24, 12),
+        (windowed, 18, None),
+        (odd_one, 16, None),
+    ],
 )
 def test_the_first_of_each_kind_are_run(
     layers: Callable[[int], list[Layer]], count: int, kept: int | None

@@ -141,6 +141,18 @@ def test_a_model_without_memory_says_so():
         cached(Plain())
 
 
+def test_positions_that_the_caller_gives_are_no_sign_of_memory():
+    class Told(Base):
+        def forward(self, ids, positions):
+            q, k, v = self.parts(ids, positions)
+            return attend(q, k, v, None)
+
+    with pytest.raises(NoCache, match="takes no cache"):
+        Steps(
+            session(Told().eval(), PLACED[0], InputSpec("positions", "int64", ("N",), "positions"))
+        ).cached()
+
+
 def test_an_argument_that_is_named_like_a_cache_proves_nothing():
     class Named(Base):
         def forward(self, ids, past=None, use_cache=True):
