@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pediag.encodings import Rotary, Sinusoidal
     from pediag.rules.rule import Facets
-    from pediag.trace import Frame, Node, Trace
+    from pediag.trace import Frame, Node, Site, Trace
 
     Floats = NDArray[np.float64]
 
@@ -115,14 +115,26 @@ def _at_target(facets: Facets, encoding: Rotary | Sinusoidal, shape: tuple[int, 
     from pediag.encodings import program
 
     trace = facets.target
-    for site in trace.graph.sites if trace is not None else ():
-        if site.module in encoding.modules and site.position:
+    for site in _its_sites(facets, encoding):
+        if site.position:
             angle = program.phase(site.position[0])
             node = program.frequency_factor(angle) if angle is not None else None
             numbers = factor_of(trace, node) if trace is not None else None
             if trace is not None and node is not None and numbers is not None and numbers.shape == shape:
                 return Source(trace, node, numbers)
     return None
+
+
+def _its_sites(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Site]:
+    """The sites of the long pass in its modules: first those at its own places, since one module may have several."""
+    from pediag.trace.sites import placed
+
+    if facets.target is None or facets.structural is None:
+        return []
+    own = {id(site) for site in encoding.sites}
+    places = {place for place, site in placed(facets.structural) if id(site) in own}
+    there = [(place, site) for place, site in placed(facets.target) if site.module in encoding.modules]
+    return [site for _, site in sorted(there, key=lambda pair: pair[0] not in places)]
 
 
 def at_length(facets: Facets, encoding: Rotary) -> Floats:

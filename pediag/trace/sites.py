@@ -23,13 +23,13 @@ def classify(trace: Trace, structural: Trace | None = None) -> None:
 
     At the length asked for a width may equal the length, so shapes alone do not tell.
     """
-    known = dict(_placed(structural)) if structural is not None else {}
+    known = dict(placed(structural)) if structural is not None else {}
     kinds = {place: site.kind for place, site in known.items()}
-    for place, site in _placed(trace):
+    for place, site in placed(trace):
         site.kind = site.kind or kinds.get(place, "") or kind_of(site, trace.lengths.moving)
 
 
-def _placed(trace: Trace) -> Iterator[tuple[object, Site]]:
+def placed(trace: Trace) -> Iterator[tuple[object, Site]]:
     """Every site with where it is: module, operation, source line, and which one of several there."""
     seen: Counter[object] = Counter()
     for site in trace.graph.sites:
