@@ -31,6 +31,7 @@ _MIXING = frozenset(("convolution", "embedding", "attention", "leaf", "_softmax"
 _BATCHED = frozenset(("bmm", "baddbmm", "matmul"))
 _SOFTMAX = frozenset(("_softmax", "softmax", "_safe_softmax"))
 _LARGEST_SLICE = 4000
+_LARGEST_WEIGHTS = 1 << 26
 _ORDINARY_TOKEN = 7
 
 
@@ -260,10 +261,10 @@ class Rows:
         given.update((stop, make(stop, place)) for stop, place in self._placed(stops))
         if not given:
             return self.evaluator(end)
-        for node in members:
-            for item in node.inputs():
-                if item.provenance is not CONTENT and item not in given:
-                    given[item] = self.evaluator(item)
+        beside = {item for node in members for item in node.inputs() if item.provenance is not CONTENT}
+        if sum(item.numel for item in beside) > _LARGEST_WEIGHTS:
+            raise Unavailable("larger weights stand before this attention than are replayed")
+        given.update((item, self.evaluator(item)) for item in beside - given.keys())
         return self.evaluator(end, given)
 
     def _slice(
