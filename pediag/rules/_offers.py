@@ -38,7 +38,7 @@ def _stays(rule: Rule, finding: Finding, facets: Facets, text: str) -> bool:
     """Whether the rule still finds something at the same place of the edited config."""
     old = facets.config
     assert old is not None
-    config = understood(Config(json.loads(text), old.source, text, old.typed))
+    config = understood(Config(json.loads(text), old.source, typed=old.typed))
     again = Facets(seq_len=facets.seq_len, train_len=facets.train_len, dtype=facets.dtype, config=config)
     try:
         return any(other.where.module == finding.where.module for other in rule.check(again))

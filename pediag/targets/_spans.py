@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(r'[^\s"{}\[\]:,]+')
@@ -38,8 +39,9 @@ class Member:
     value: Node
 
 
+@lru_cache(maxsize=2)
 def spans(text: str) -> Node:
-    """The value of a whole JSON text, such as ``json.loads`` takes."""
+    """The value of a whole JSON text, such as ``json.loads`` takes; it is shared, so leave it as it is."""
     return _value(text, _skip(text, 0))
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final
 
 from pediag.errors import PediagError
 from pediag.targets._spans import Node, repeated, spans
+
+LARGEST = 2**18
+"""Letters above which a text is left as it is; configs that are longer list how each matrix is stored."""
+
+CONTEXT = 3
+"""Lines before and after a change that a diff shows."""
+
+_HUNK = re.compile(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
 
 
 class Removed(Enum):
@@ -60,10 +70,28 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 
 def diff(old: str, new: str, name: str = "config.json") -> str:
     """A unified diff of two texts of the file ``name``, which ``patch -p1`` and ``git apply`` take."""
-    made = difflib.unified_diff(_lines(old), _lines(new), f"a/{name}", f"b/{name}")
+    a, b = _lines(old), _lines(new)
+    first = _alike(a, b)
+    last = _alike(a[first:][::-1], b[first:][::-1])
+    start = max(0, first - CONTEXT)
+    parts = [lines[start : len(lines) - max(0, last - CONTEXT)] for lines in (a, b)]
+    made = difflib.unified_diff(*parts, f"a/{name}", f"b/{name}", n=CONTEXT)
+    moved = (_HUNK.sub(lambda found: _moved(found, start), line) for line in made)
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in moved
     )
+
+
+def _alike(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many lines are the same before the first that differs."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (one, other) in pairs if one != other), min(len(a), len(b)))
+
+
+def _moved(found: re.Match[str], by: int) -> str:
+    """The head of a hunk whose lines stand ``by`` lines further down."""
+    old, old_count, new, new_count = found.groups(default="")
+    return f"@@ -{int(old) + by}{old_count} +{int(new) + by}{new_count} @@"
 
 
 def _lines(text: str) -> list[str]:
@@ -74,17 +102,25 @@ def _lines(text: str) -> list[str]:
 
 
 def _refuse(text: str) -> None:
+    if why := _unfit(text):
+        raise CannotEdit(why)
+
+
+@lru_cache(maxsize=2)
+def _unfit(text: str) -> str:
+    """Why a text cannot be edited without guessing, or an empty string."""
     if text.startswith("\ufeff"):
-        raise CannotEdit("it begins with a byte order mark, which JSON does not allow: save it without")
+        return "it begins with a byte order mark, which JSON does not allow: save it without"
+    if len(text) > LARGEST:
+        return f"it is above {LARGEST // 2**10} KiB"
     try:
         json.loads(text)
         twice = repeated(spans(text))
     except json.JSONDecodeError as error:
-        raise CannotEdit(f"it is no plain JSON (line {error.lineno}: {error.msg})") from None
+        return f"it is no plain JSON (line {error.lineno}: {error.msg})"
     except (RecursionError, ValueError) as error:
-        raise CannotEdit(f"it is no plain JSON ({error})") from None
-    if twice:
-        raise CannotEdit(f'the key "{twice}" stands twice in one object: take one out first')
+        return f"it is no plain JSON ({error})"
+    return f'the key "{twice}" stands twice in one object: take one out first' if twice else ""
 
 
 def _name(path: str) -> str:

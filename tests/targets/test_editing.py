@@ -145,3 +145,27 @@ def test_the_diff_is_one_that_git_applies(style: str, tmp_path: Path) -> None:
     made = diff(text, new).encode()
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=made, check=True, capture_output=True)
     assert (tmp_path / "config.json").read_bytes().decode() == new
+
+
+def test_the_diff_of_a_long_text_has_its_hunks_at_their_lines(tmp_path: Path) -> None:
+    """Many lines alike before, between and after two changes far from each other."""
+    values = {"a": [7] * 400, "x": 1, "b": {"c": [7] * 400, "y": 2}, "d": [7] * 400}
+    text = json.dumps(values, indent=2)
+    new = edited(text, [Edit("x", 5), Edit("b.y", REMOVED)])
+    (tmp_path / "config.json").write_text(text)
+    made = diff(text, new)
+    heads = [
+        int(line.split()[1][1:].partition(",")[0]) for line in made.splitlines() if line.startswith("@@")
+    ]
+    assert heads == [
+        text[: text.index('"x"')].count("\n") + 1 - 3,
+        text[: text.index('"y"')].count("\n") + 1 - 4,
+    ]
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=made.encode(), check=True, capture_output=True)
+    assert (tmp_path / "config.json").read_text() == new
+
+
+def test_a_long_text_is_left() -> None:
+    with pytest.raises(CannotEdit, match="above 256 KiB"):
+        edited(json.dumps({"a": 1, "b": "x" * 2**18}), [Edit("a", 2)])
+    assert json.loads(edited(json.dumps({"a": 1, "b": "x" * 2**17}), [Edit("a", 2)]))["a"] == 2
