@@ -74,8 +74,9 @@ def diff(old: str, new: str, name: str = "config.json") -> str:
     first = _alike(a, b)
     last = _alike(a[first:][::-1], b[first:][::-1])
     start = max(0, first - CONTEXT)
-    parts = [lines[start : len(lines) - max(0, last - CONTEXT)] for lines in (a, b)]
-    made = difflib.unified_diff(*parts, f"a/{name}", f"b/{name}", n=CONTEXT)
+    end = max(0, last - CONTEXT)
+    a, b = a[start : len(a) - end], b[start : len(b) - end]
+    made = difflib.unified_diff(a, b, f"a/{name}", f"b/{name}", n=CONTEXT)
     moved = (_HUNK.sub(lambda found: _moved(found, start), line) for line in made)
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in moved
