@@ -35,11 +35,16 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
     found: dict[object, Rotary | None] = {}
     encodings: dict[int, Rotary] = {}
     owners: dict[int, Rotary] = {}
+    attended: set[int] = set()
     for region in finder.regions():
         if all(id(site) in claimed for site in region.sites):
             owner = owners.get(id(region.sites[0]))
             if owner is not None:
                 _use(owner, region)
+            continue
+        if not region.roles and any(id(site) in attended for site in region.sites):
+            # What attention has is turned on, and no attention sees the outcome: thrown away, or undone for a probe.
+            claimed.update(id(site) for site in region.sites)
             continue
         key = finder.signature(region)
         if key not in found:
@@ -49,6 +54,8 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
             continue
         claimed.update(id(site) for site in region.sites)
         owners.update((id(site), encoding) for site in region.sites)
+        if region.roles:
+            attended.update(id(site) for site in region.sites)
         encoding.sites += region.sites
         _use(encoding, region)
         encodings[id(encoding)] = encoding

@@ -798,3 +798,28 @@ def test_bases_that_differ_between_layers_are_two_encodings() -> None:
         (10_000, "layers 0, 2"),
         (1_000_000, "layer 1"),
     ]
+
+
+def second_query_thrown_away(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q, _ = turn_half(q, cos, sin), turn_half(k, cos, sin)
+    _, k = turn_half(q, cos, sin), turn_half(k, cos, sin)
+    return q, k
+
+
+def query_turned_back_for_a_probe(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = turn_half(q, cos, sin), turn_half(k, cos, sin)
+    turn_half(q, cos, -sin).norm()
+    return q, k
+
+
+@pytest.mark.parametrize("turned", [second_query_thrown_away, query_turned_back_for_a_probe])
+@pytest.mark.parametrize("attention", [attend, fused])
+def test_what_no_attention_sees_of_a_rotation_is_no_encoding(turned: Any, attention: Any) -> None:
+    def written(m, x):
+        a = angles(x.shape[1]).repeat(1, 2)
+        q, k, v = (bhnd(p(x)) for p in (m.q, m.k, m.v))
+        return attention(*turned(q, k, a.cos(), a.sin()), v)
+
+    (one,) = found(Model(written))[0]
+    assert one.applied_to == ("q", "k")
+    np.testing.assert_allclose(one.frequencies, frequencies().double().numpy(), rtol=2e-3)
