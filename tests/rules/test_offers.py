@@ -18,7 +18,6 @@ from tests.fixture_files import files, load, setting, variants
 from tests.rules.declaration.test_planted_config_faults import FAULTS, LLAMA3, YARN, less, tiny
 
 DECLARED = [path for path in files("rules") if path.stem.startswith("pe1")]
-LENGTHS = {"original_max_position_embeddings": 64}
 GRAVE = ("error", "warning")
 
 # Code, applicability, a config, and the same as the fix should leave it.
@@ -75,6 +74,15 @@ BY_HAND = {
     "factor against the lengths": ("PE108", tiny({**YARN, "factor": 8.0})),
     "two bases": ("PE109", tiny(rope_theta=500000)),
 }
+
+
+def test_a_type_is_not_written_where_its_keys_are_missing(tmp_path: Path) -> None:
+    """It would be PE105's error instead."""
+    config = tiny(less({**LLAMA3, "rope_type": "lllama3"}, "low_freq_factor"))
+    (finding,) = [one for one in judged(tmp_path, json.dumps(config), 256).findings if one.code == "PE104"]
+    assert finding.fix.edits == ()
+    whole = tiny({**LLAMA3, "rope_type": "lllama3"})
+    assert [one.code for one in each_offer(tmp_path, whole, 256)] == ["PE104"]
 
 
 def judged(folder: Path, text: str, seq_len: int) -> Report:

@@ -45,11 +45,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pediag.rules.declaration._values import Fault, findings, kind_of_value, own_code, shown
+from pediag.rules.declaration._values import Fault, findings, given, kind_of_value, own_code, shown
 from pediag.rules.finding import Edit, Finding, Severity
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets.declaration import RopeDeclaration, Said, declarations
-from pediag.targets.rope_keys import TYPES, nearest_type
+from pediag.targets.rope_keys import FILLED, TYPES, nearest_type, needed
 
 
 @rule(
@@ -88,8 +88,13 @@ def _faults(facets: Facets, declared: RopeDeclaration) -> Iterator[Fault]:
         severity=_severity(nearest, own_code(facets)),
         patch=f'"{said.path.rpartition(".")[2]}": "{nearest}"' if nearest else None,
         applicability="unsafe" if nearest else "manual",
-        edits=(Edit(said.path, nearest),) if nearest else (),
+        edits=(Edit(said.path, nearest),) if nearest and _has_keys(declared, nearest) else (),
     )
+
+
+def _has_keys(declared: RopeDeclaration, kind: str) -> bool:
+    """Whether the keys that a type needs are there, so that writing it alone makes a scaling of it."""
+    return all(key in FILLED or given(declared, key) is not None for key in needed(kind))
 
 
 def _message(said: Said, nearest: str) -> str:
