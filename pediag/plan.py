@@ -16,7 +16,7 @@ import numpy as np
 from pediag._published import MEN, OTHERS, PUBLISHED
 from pediag.errors import UsageError
 from pediag.report.plan import Option, Plan
-from pediag.rules.reach._lengths import UNSCALED, factor_for
+from pediag.rules.reach._lengths import UNSCALED, as_written, factor_for
 from pediag.theory import frequencies as formulas
 from pediag.theory._adequate import listed
 from pediag.theory._checks import TheoryError
@@ -396,7 +396,7 @@ def _patches(
     rope: Rope, scaling: dict[str, Any], lengths: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What to write into a config.json, as transformers 5 and 4 spell it."""
-    theta = scaling.get("rope_theta", rope.base)
+    theta = as_written(scaling.get("rope_theta", rope.base))
     rest = {key: value for key, value in scaling.items() if key != "rope_theta"}
     part = {"partial_rotary_factor": rope.width / rope.head_width} if rope.width < rope.head_width else {}
     new = {**lengths, "rope_parameters": {**rest, "rope_theta": theta, **part}}

@@ -98,13 +98,18 @@ def yarn_patch(encoding: Rotary, trained: int, wanted: int) -> str | None:
         return None
     keys: dict[str, Any] = {
         "rope_type": "yarn",
-        "rope_theta": float(base),
+        "rope_theta": as_written(base),
         "factor": factor_for(trained, wanted),
         ORIGINAL_LENGTH: trained,
     }
     if encoding.head_width and encoding.width < encoding.head_width:
         keys["partial_rotary_factor"] = encoding.width / encoding.head_width
     return json.dumps({"rope_parameters": keys}, indent=2)
+
+
+def as_written(base: float) -> float:
+    """A base as a config should have it: a whole number without a fraction (PE101)."""
+    return int(base) if float(base).is_integer() else base
 
 
 def factor_for(trained: int, wanted: int) -> float:

@@ -34,7 +34,7 @@ apart by ``--train-len`` only. PE501 judges the base itself.
 
 ## Fix
 
-Serve within the trained length, or declare a scaling and tune the model with it; the patch of a rotary finding
+Serve within the length trained or scaled for, or declare a scaling and tune with it; the patch of a rotary finding
 declares YaRN, which published models use without and with tuning. ``pediag plan`` compares the options.
 
 ## References
@@ -126,10 +126,10 @@ def _rotary(facets: Facets, encoding: Rotary, seen: int, trained: int) -> Findin
         facets,
         encoding,
         f"{_seen(facets, encoding, seen)}, {seen / trained:.3g} times the trained {trained:,} tokens, and {scaling}.",
-        f"{_turned(w, pairs, trained)} Unscaled rotary models lose coherence soon past their trained length "
-        "(Chen et al. 2023).",
+        f"{_turned(w, pairs, trained)} Rotary models lose coherence soon past the length that they were trained or "
+        "scaled for (Chen et al. 2023).",
         (seen, trained, max(trained, reach)),
-        _scale(encoding, seen, trained),
+        _scale(encoding, seen, trained, reach),
         "warning" if pairs else "note",
     )
 
@@ -143,11 +143,11 @@ def _turned(w: np.ndarray[tuple[int, ...], np.dtype[np.float64]], pairs: int, tr
     )
 
 
-def _scale(encoding: Rotary, seen: int, trained: int) -> Fix:
+def _scale(encoding: Rotary, seen: int, trained: int, reach: int) -> Fix:
     factor = factor_for(trained, seen)
     summary = (
-        f"Serve within {trained:,} tokens, or declare a scaling (YaRN with factor {factor:g}) and tune the model with "
-        "it; `pediag plan` compares the options."
+        f"Serve within {max(trained, reach):,} tokens, or declare a scaling (YaRN with factor {factor:g}) and tune the "
+        "model with it; `pediag plan` compares the options."
     )
     return Fix(summary, "unsafe", yarn_patch(encoding, trained, seen))
 

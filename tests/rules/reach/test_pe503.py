@@ -58,6 +58,7 @@ def test_a_config_alone_counts_unseen_pairs_and_gives_a_patch(tmp_path: Path) ->
     patch = json.loads(finding.fix.patch)["rope_parameters"]
     assert (patch["rope_type"], patch["factor"]) == ("yarn", 8.0)
     assert patch["original_max_position_embeddings"] == 4096
+    assert not isinstance(patch["rope_theta"], float)  # PE101 would speak of what was just mended
     again = {key: value for key, value in LLAMA2.items() if key != "rope_theta"} | {"rope_parameters": patch}
     assert not findings(written(tmp_path, again), "PE503", seq_len=32768)
 
@@ -93,6 +94,8 @@ def test_a_scaling_covers_so_many_tokens(
     assert not findings(target, "PE503", seq_len=within)
     (finding,) = findings(target, "PE503", seq_len=beyond)
     assert f"covers {within:,}" in finding.message
+    assert f"Serve within {within:,} tokens" in finding.fix.summary
+    assert "nscaled" not in finding.effect
 
 
 def test_two_declared_lengths_are_no_contradiction_of_training(tmp_path: Path) -> None:
