@@ -25,6 +25,8 @@ SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
 WIDEST = 10_000
 MODEL_FILES = (".py", ".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf")
+_REPORTS = (b'"schema_version"', b'"$schema"')
+"""What reports in JSON and in SARIF begin with."""
 
 
 def drawn(
@@ -109,6 +111,21 @@ def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
         raise UsageError(
             f"--output {output}: is what a model is made of, and would be lost; name another file"
         )
+    if _is_foreign(output):
+        raise UsageError(f"--output {output}: is there and is no report of pediag; name another file")
+
+
+def _is_foreign(output: Path) -> bool:
+    """Whether a file is JSON or TOML that no report was written to: a tokenizer, a baseline, a project file."""
+    if output.suffix.lower() not in (".json", ".toml") or not output.is_file():
+        return False
+    try:
+        with output.open("rb") as file:
+            head = file.read(200).lstrip()
+    except OSError:
+        return False
+    starts = (b"{", b"[") if output.suffix.lower() == ".json" else (b"",)
+    return bool(head) and head.startswith(starts) and not any(mark in head for mark in _REPORTS)
 
 
 def refuse_page(output: Path | None) -> None:

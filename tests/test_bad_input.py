@@ -125,6 +125,36 @@ def test_what_is_named_cannot_steer_the_terminal(folder, capsys):
     assert "\x1b" not in complaint(capsys)
 
 
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("tokenizer.json", '{"version": "1.0"}'),
+        ("list.json", " [1, 2]"),
+        ("a10.json", '{"kind": "pediag-drift-fingerprint", "version": 1}'),
+        ("pyproject.toml", "[project]"),
+    ],
+)
+def test_a_report_replaces_no_file_of_another_kind(folder, capsys, output, text):
+    (folder / output).write_text(text)
+    (folder / "config.json").write_text('{"model_type": "llama", "rope_theta": 10000}')
+    assert main(["check", "config.json", "--format", "json", "--output", output]) == 2
+    assert "is there and is no report of pediag; name another file" in complaint(capsys)
+    assert (folder / output).read_text() == text
+
+
+@pytest.mark.parametrize("format", ["json", "sarif", "markdown"])
+def test_a_report_replaces_one_before_it(folder, format):
+    (folder / "config.json").write_text('{"model_type": "llama", "rope_theta": 10000}')
+    for before in ("json", "sarif", "markdown"):
+        main(["check", "config.json", "--quiet", "--format", before, "--output", "report.json"])
+        assert main(["check", "config.json", "--quiet", "--format", format, "--output", "report.json"]) in (
+            0,
+            1,
+        )
+    (folder / "report.json").write_text("")
+    assert main(["check", "config.json", "--quiet", "--format", format, "--output", "report.json"]) in (0, 1)
+
+
 @pytest.mark.parametrize("output", ["config.json", "out.pt"])
 def test_a_report_replaces_no_part_of_a_model(folder, capsys, output):
     path = folder / output

@@ -157,6 +157,9 @@ def test_the_greatest_length_is_that_of_targets():
         ("a = \n", "pediag.toml:1: not valid TOML"),
         ("trust = [[[[", "not valid TOML"),
         ("a" * (2**20 + 1), "above 1048576 bytes"),
+        (".".join(["a"] * 50_000) + " = 1", "a line of more than 500 dots"),
+        ("[" + ".".join(["a"] * 50_000) + "]", "a line of more than 500 dots"),
+        ("a = { 'b' = 1, " + " . ".join(["'a'"] * 50_000) + " = 1 }", "a line of more than 500 dots"),
         ("a = '" + "x" * 100 + "'\n[a.b]", "not valid TOML"),
     ],
 )

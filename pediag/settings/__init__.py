@@ -22,6 +22,9 @@ from pediag.settings.lines import lines
 SIZE_LIMIT = 2**20
 """Bytes of a settings file that are read."""
 
+DOTS_LIMIT = 500
+"""Dots in one line: for a key of n parts the parser needs time and memory by n squared."""
+
 OWN, SHARED = "pediag.toml", "pyproject.toml"
 _AT_LINE = re.compile(r" *\(at line (\d+), column \d+\)")
 
@@ -161,7 +164,10 @@ def _text(path: Path) -> str:
             given = file.read(SIZE_LIMIT + 1)
         if len(given) > SIZE_LIMIT:
             raise UsageError(f"{path}: above {SIZE_LIMIT} bytes, which no settings file is")
-        return given.decode("utf-8-sig").replace("\r\n", "\n")
+        text = given.decode("utf-8-sig").replace("\r\n", "\n")
+        if any(line.count(".") > DOTS_LIMIT for line in text.split("\n")):
+            raise UsageError(f"{path}: a line of more than {DOTS_LIMIT} dots, which no settings file has")
+        return text
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:
