@@ -160,6 +160,21 @@ def ran(made: Pass | None) -> Pass | None:
 # -- which way attention looks ------------------------------------------------------------------------------
 
 
+def read_backwards(facets: Facets, entry: Entry) -> bool:
+    """Whether the first attention that asks with what an encoding was joined to sees the past only."""
+    from pediag.rules.reach._attention import attention_span
+    from pediag.trace.graph import ancestors
+
+    trace, joined = batches(facets).plain.trace, entry.site.result
+    own = set(joined.shape) & set(trace.lengths.exact)
+    for attention in sorted(trace.graph.attentions, key=lambda item: item.scores.index):
+        if attention.scores.index < joined.index or not own & set(attention.query.shape):
+            continue
+        if joined in ancestors(attention.query):
+            return attention_span(facets, trace, attention).causal
+    return False
+
+
 def looks_back_only(facets: Facets) -> bool:
     """Whether every attention along the tokens sees the past only."""
     from pediag.rules.reach._attention import attention_span

@@ -28,6 +28,8 @@ whether the rows that positions below ``seq_len`` read differ at all.
   (see PE703, PE704): the ids matter there where distances within a text are not those of the row.
 - Ids that an absolute scheme ignores are PE704. A model in which no position reaches attention at all is PE305, zero
   frequencies are PE201.
+- Ids that are compared with each other, as for a mask by document, have an effect; that the rotation ignores them is a
+  note.
 - Tables of a part that did not run (another modality), copies of tables that are used, and tables for further kinds of
   layers that the same module makes are left alone. Frequencies that lie unread in a module that runs may belong to an
   option that is off, and are a note. A learned table that is never read is told by its size: as wide as
@@ -59,9 +61,12 @@ from pediag.rules.entry._constant import dropped, stuck, unread
 from pediag.rules.finding import Evidence, Finding, Fix
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
+STILL = 1e-6
+"""Radians below which a rotation turns nothing: float32 cosines are 1 up to 1e-3."""
+
 if TYPE_CHECKING:
     from pediag.rules.state._rows import Rows
-    from pediag.trace import Node
+    from pediag.trace import Node, Trace
 
 
 @rule(
@@ -79,11 +84,25 @@ def check(facets: Facets) -> Iterator[Finding]:
     trace = complete(facets)
     if not encodes_position(facets.encodings):
         raise NotApplicable("no position reaches attention: PE305 says what is lost")
-    yield from (_stuck(facets, node) for node in _one_a_function(site.position[0] for site in stuck(trace)))
+    tables = (site.position[0] for site in stuck(trace))
+    tables = (table for table in tables if not _still(trace, table))
+    yield from (_stuck(facets, node) for node in _one_a_function(tables))
     yield from (_dropped(facets, node) for node in _one_a_function(dropped(trace)))
     yield from _never_read(facets)
     yield from _level(facets)
     yield from _ids(facets)
+
+
+def _still(trace: Trace, table: Node) -> bool:
+    """Whether a table is cosines of angles that hardly turn, but do: PE201 speaks of their frequencies."""
+    from pediag.encodings.program import phase
+    from pediag.trace import Unavailable
+
+    angle = phase(table)
+    try:
+        return angle is not None and 0 < float(trace.value(angle).double().abs().max()) < STILL
+    except Unavailable:
+        return False
 
 
 def _one_a_function(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -111,9 +130,25 @@ def _ids(facets: Facets) -> Iterator[Finding]:
         heeded = _batches.heeded(facets, entry)
         unknown += heeded is None
         if heeded is False and not entry.absolute and _batches.ignored(facets, entry):
-            yield _ignored(facets, entry, name)
+            found = _ignored(facets, entry, name)
+            yield replace(found, severity="note") if _in_masks(facets, entry) else found
     if unknown == len(entries):
         raise CouldNotCheck(f"with {name} given, no value could be followed to where positions enter")
+
+
+def _in_masks(facets: Facets, entry: Entry) -> bool:
+    """Whether ids are compared with each other, as a mask by document is made of them."""
+    from pediag.trace.graph import ancestors
+
+    turned = _batches.batches(facets).turned([entry.site])
+    nodes = turned.trace.graph.nodes if turned is not None else []
+    compared = (node for node in nodes if str(node.dtype) == "torch.bool" and len(node.shape) > 1)
+    return any(
+        item.given and item.provenance.name == "POSITION"
+        for node in compared
+        if node.shape[-1] == node.shape[-2] > 1
+        for item in ancestors(node)
+    )
 
 
 def _ignored(facets: Facets, entry: Entry, name: str) -> Finding:

@@ -217,13 +217,33 @@ def lost(facets: Facets, encoding: Encoding) -> tuple[Held, Left] | None:
 
     None where they go beyond its range, and where they are in half precision only because stored frequencies are.
     """
+    from pediag.encodings import Alibi
+
     for item in of_encoding(facets, encoding):
+        if isinstance(encoding, Alibi) and not _subtracted(facets, item):
+            continue  # a run of distances is exact where it matters
         if overflows(item, facets.seq_len):
             return None
         what = left(item, facets.seq_len)
         if what.pair is not None:
             return None if _follows_frequencies(facets, encoding, item) else (item, what)
     return None
+
+
+def _subtracted(facets: Facets, item: Held) -> bool:
+    """Whether distances (N, M) are made of these positions: a run along one axis less a run along another."""
+    from pediag.trace.graph import ancestors
+
+    trace = cast_pass(facets) if item.cast else facets.structural
+    nodes = trace.graph.nodes if trace is not None else []
+    return any(
+        node.op_name in ("sub", "rsub") and _outer(node) and item.node in ancestors(node) for node in nodes
+    )
+
+
+def _outer(node: Node) -> bool:
+    long = [sum(size > 1 for size in part.shape) for part in node.inputs()]
+    return long == [1, 1] and sum(size > 1 for size in node.shape) == 2
 
 
 def _follows_frequencies(facets: Facets, encoding: Encoding, item: Held) -> bool:

@@ -23,10 +23,12 @@ the switches say.
 
 ## Known limits
 
-A program that starts from times that the user gives in a half format is judged as given. Linear biases (ALiBi) are
-PE605: BLOOM and Falcon were trained with ties. Positions beyond the range of float16 are PE606, equal rows of a
-table that was made ahead PE210. Where only finished cosines, sines or rows are cast, nothing is lost and the rule
-is silent. With ``--dtype`` a live model is run once more as if it were cast, so that ``.to(x.dtype)`` follows.
+A program that starts from times that the user gives in a half format is judged as given. Linear biases (ALiBi) by key
+position are PE605: BLOOM and Falcon were trained with ties. By distance they are judged where positions are rounded
+before one is taken from the other; distances that are cast are exact where they matter. Positions beyond the range of
+float16 are PE606, equal rows of a table that was made ahead PE210. Where only finished cosines, sines or rows are
+cast, nothing is lost and the rule is silent. With ``--dtype`` a live model is run once more as if it were cast, so
+that ``.to(x.dtype)`` follows.
 
 ## Fix
 
@@ -79,8 +81,10 @@ def check(facets: Facets) -> Iterator[Finding]:
 def _judged(facets: Facets) -> list[Encoding]:
     from pediag.encodings import Alibi, encodes_position
 
-    kinds = [item for item in encodes_position(facets.encodings) if not isinstance(item, Alibi)]
-    return [item for item in kinds if item.origin == "trace" and _held.roots(item)]
+    kinds = [item for item in encodes_position(facets.encodings) if item.origin == "trace"]
+    return [
+        item for item in kinds if not (isinstance(item, Alibi) and item.form == "key") and _held.roots(item)
+    ]
 
 
 def _of(facets: Facets, encoding: Encoding) -> Iterator[Finding]:
@@ -88,7 +92,7 @@ def _of(facets: Facets, encoding: Encoding) -> Iterator[Finding]:
     if found is not None:
         yield _finding(facets, encoding, *found)
         return
-    for product in _products.losing(facets, encoding):
+    for product in [] if encoding.scheme == "alibi" else _products.losing(facets, encoding):
         yield _by_product(facets, encoding, product)
 
 
@@ -111,7 +115,7 @@ def _finding(facets: Facets, encoding: Encoding, item: _held.Held, what: _held.L
             unit="distinct positions",
             seq_len=facets.seq_len,
         ),
-        fix=Fix(_advice(item)),
+        fix=Fix(_advice(item, encoding)),
         scheme=encoding.scheme,
     )
 
@@ -126,13 +130,15 @@ def _where(encoding: Encoding, node: Node) -> Where:
     )
 
 
-def _advice(item: _held.Held) -> str:
+def _advice(item: _held.Held, encoding: Encoding) -> str:
     node = item.node
     name = node.names[0] if node.names else ""
     if item.stored:
         return f"Keep {name or 'the stored positions'} out of the cast, or count anew with torch.arange in int64."
     how = {"arange": "Make the range in int64 or float32", "_to_copy": "Leave the cast of the positions out"}
     start = how.get(node.op_name, "Compute the positions in float32")
+    if encoding.scheme == "alibi":
+        return f"{start}: subtract whole numbers or float32, and cast the distances or the finished bias."
     return (
         f"{start}, and the frequencies and the product too; multiply one by one, outside of autocast, and cast "
         "cos and sin, or the finished rows."

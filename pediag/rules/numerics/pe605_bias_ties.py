@@ -22,8 +22,8 @@ of about ``1 - s / spacing``.
 
 ## Known limits
 
-Biases by distance are exact where it matters, and silent. Keys are taken before the last query of a causal
-attention.
+Biases by distance are exact where it matters, and silent; PE601 speaks where positions were rounded before one was
+taken from the other. Keys are taken before the last query of a causal attention.
 
 ## Fix
 

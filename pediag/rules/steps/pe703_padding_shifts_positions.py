@@ -75,8 +75,8 @@ class Moved:
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each encoding whose positions padding moves."""
-    entries = _batches.entries(facets)
-    if not _batches.looks_back_only(facets):
+    entries = [entry for entry in _batches.entries(facets) if _batches.read_backwards(facets, entry)]
+    if not entries or not _batches.looks_back_only(facets):
         raise NotApplicable(
             "attention looks both ways: such batches are padded on the right, which moves nothing"
         )
