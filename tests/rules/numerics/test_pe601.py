@@ -35,6 +35,31 @@ def left(dtype: torch.dtype, length: int, first: int = 0) -> int:
     return int(torch.arange(first, first + length).to(dtype).unique().numel())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_biases_by_distance_from_rounded_positions(dtype: torch.dtype) -> None:
+    model = nn.Sequential(FIXTURE.ByDistance(dtype).embed, *(Biased(dtype, heads) for heads in (2, 4)))
+    for finding in (alone(model, seq_len=4096), alone(FIXTURE.ByDistance(dtype), seq_len=4096)):
+        assert finding.evidence.measured == left(dtype, 4096)
+        assert "subtract whole numbers" in finding.fix.summary
+    assert not findings(Biased(torch.float32, 2), seq_len=4096)
+
+
+class Biased(nn.Module):
+    """Content (B, N, 32) in, and a linear bias by distance of ``heads`` slopes from positions in ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype, heads: int) -> None:
+        super().__init__()
+        self.dtype, self.heads = dtype, heads
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        m = torch.arange(x.shape[1], device=x.device, dtype=self.dtype)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, self.heads + 1) / self.heads)
+        bias = -slopes.view(-1, 1, 1) * (m.view(1, -1, 1) - m.view(1, 1, -1)).float().abs()
+        return x + F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
 @pytest.mark.parametrize("make", FIXTURE.FAULTY)
 def test_faulty_fixture(make: Callable[[], nn.Module]) -> None:
     finding = alone(make(), seq_len=FIXTURE.SEQ_LEN)
