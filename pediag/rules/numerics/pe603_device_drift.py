@@ -201,7 +201,7 @@ def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Pro
         error = np.abs(replaying.angles(program, lane, where) - exact)
         error = np.where(np.isfinite(error), error, np.inf)
         yield _drift(name, error.reshape(where.size, -1), limit.reshape(where.size, -1), where)
-    if not program.built:
+    if not program.built and not program.by_matrix_product:
         yield from _finished(encoding, program, where, limit)
 
 
