@@ -84,7 +84,8 @@ def drift(
 
 def _lanes(lanes: str | Iterable[str]) -> tuple[str, ...]:
     wanted = (lanes,) if isinstance(lanes, str) else tuple(lanes)
-    if unknown := next((name for name in wanted if name not in LANES), None):
+    unknown = next((name for name in wanted if name not in LANES), None)
+    if unknown is not None:
         raise UsageError(f"lane {unknown!r} is unknown; the known ones are {', '.join(LANES)}")
     return wanted
 

@@ -277,3 +277,9 @@ def test_the_guide_lists_every_option():
     options = {name for param in params for name in param.opts if name.startswith("--")} - {"--help"}
     table = GUIDE.partition("| option |")[2].partition("## The lanes")[0]
     assert options == set(re.findall(r"`(--[a-z-]+)", table))
+
+
+@pytest.mark.parametrize("name", ["", "nonsense", "cuda "])
+def test_a_lane_that_is_none_is_told(name: str) -> None:
+    with pytest.raises(UsageError, match="is unknown; the known ones are as written"):
+        pediag.drift(torch.nn.Linear(2, 2), lanes=[name])

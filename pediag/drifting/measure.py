@@ -93,9 +93,19 @@ def _measured(facets: Facets, encoding: Encoding, wanted: Sequence[str]) -> Enco
     except Unavailable as reason:
         made.reason = str(reason)
     if not made.lanes and not made.reason:
-        made.reason = f"none of the lanes asked for changes it: {', '.join(wanted)}"
+        made.reason = _nothing(wanted)
     chosen.release()
     return made
+
+
+def _nothing(wanted: Sequence[str]) -> str:
+    from pediag.trace.devices import present
+
+    kinds = dict.fromkeys(name.split()[0] for name in wanted if name.split()[0] in ("cuda", "xpu", "mps"))
+    absent = [kind for kind in kinds if not present(kind)]
+    if absent:
+        return f"this machine has no accelerator of the kind {' or '.join(absent)}"
+    return f"none of the lanes asked for changes it: {', '.join(wanted)}"
 
 
 def _is_wanted(lane: Lane, wanted: Sequence[str]) -> bool:

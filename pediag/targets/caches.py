@@ -16,7 +16,7 @@ GRAMMAR = (
 )
 
 _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>.+?)\s*")
-_STEP = re.compile(r"""\[\s*(-?\d+)\s*\]|\[\s*(["'])([^"'\]]+)\2\s*\]|\.([A-Za-z_]\w*)""")
+_STEP = re.compile(r"""\[\s*(-?[0-9]{1,9})\s*\]|\[\s*(["'])([^"'\]]+)\2\s*\]|\.([A-Za-z_]\w*)""")
 _WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 _KINDS = {"{}": "dict", "[]": "list", "seen": "seen", "positions": "positions"}
 

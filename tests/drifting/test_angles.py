@@ -151,6 +151,12 @@ def test_only_the_lanes_that_were_asked_for_are_measured():
     assert [item.lane for item in one.lanes] == ["tf32"]
 
 
+@pytest.mark.skipif(torch.xpu.is_available(), reason="the accelerator is here")
+def test_an_accelerator_that_is_not_here_is_told():
+    one = measured(Turns(lambda n: torch.arange(n).float()[:, None] @ W32[None]), 64, lanes=["xpu with TF32"])
+    assert one.reason == "this machine has no accelerator of the kind xpu"
+
+
 def test_the_positions_of_the_table_are_spread_evenly_in_octaves():
     found = lane(measured(Turns(stage("fp32")), 5000, lanes="as written"))
     shown = [point.position for point in found.points]

@@ -28,7 +28,19 @@ def test_spellings(text, spec):
 
 
 @pytest.mark.parametrize(
-    "text", ["past", "past=", "=out[1]", "past=out[x]", "past=3", "a b=seen", "past=out[1", 7]
+    "text",
+    [
+        "past",
+        "past=",
+        "=out[1]",
+        "past=out[x]",
+        "past=3",
+        "a b=seen",
+        "past=out[1",
+        f"past=out[{'9' * 5000}]",
+        "past=out[²]",
+        7,
+    ],
 )
 def test_what_cannot_be_read_is_told_with_the_grammar(text):
     with pytest.raises(UsageError, match="write NAME=VALUE"):
