@@ -119,7 +119,7 @@ def test_only_the_image_path_turns_halves():
 
 def test_without_a_reference_it_says_what_is_missing(right):
     one = outcome(right)
-    assert one.status == "could-not-check"
+    assert one.status == "not-applicable"
     assert "--reference TARGET" in one.reason
 
 
@@ -165,9 +165,9 @@ LIBRARY, META = ("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv")
     [
         (LIBRARY, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "fail"),
         (LIBRARY, {"model_type": "cohere", "architectures": ["CohereForCausalLM"]}, "pass"),
-        (META, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "could-not-check"),
-        (LIBRARY, {"model_type": "llama"}, "could-not-check"),
-        (LIBRARY, {"model_type": "my_own", "architectures": ["Mine"]}, "could-not-check"),
+        (META, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "not-applicable"),
+        (LIBRARY, {"model_type": "llama"}, "not-applicable"),
+        (LIBRARY, {"model_type": "my_own", "architectures": ["Mine"]}, "not-applicable"),
     ],
     ids=["llama", "cohere", "Meta's names", "not written by transformers", "unknown type"],
 )
