@@ -115,7 +115,9 @@ def _unlike_type(facets: Facets, rotations: list[Rotary]) -> Iterator[Finding]:
     )
     if known is None:
         if facets.reference is not None:
-            raise CouldNotCheck("the reference does not tell its pairing: give --reference TARGET, a model that runs")
+            raise CouldNotCheck(
+                "the reference does not tell its pairing: give --reference TARGET, a model that runs"
+            )
         raise NotApplicable(
             "nothing says which pairing the weights were trained with: give --reference TARGET, a model that is right"
         )

@@ -63,7 +63,7 @@ def test_the_fix_makes_the_scores_those_of_the_reference(right):
 
 
 def test_keys_permuted_with_the_heads_of_queries():
-    """B107 (jzhang38/TinyLlama#24, ggml-org/llama.cpp#3018): grouped keys permuted as if they had the queries' heads."""
+    """B107 (jzhang38/TinyLlama#24, ggml-org/llama.cpp#3018): grouped keys permuted as with the queries' heads."""
     right, model = FIXTURE.reference(), FIXTURE.healthy_permuted()
     with torch.no_grad():
         for block, other in zip(model.blocks, right.blocks, strict=True):
