@@ -22,6 +22,7 @@ ANYWHERE = {"rope_theta": ("",), "rope_scaling": ("",), "rope_parameters": ("",)
 """The keys that nearly every rotary class reads, each for all of its layers."""
 
 UNLESS = {
+    "esm": ("position_embedding_type", None),
     "falcon": ("alibi", True),
     "granitemoehybrid": ("position_embedding_type", None),
     "zamba2": ("use_mem_rope", False),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pediag.targets.class_defaults import Assumed, assumed, models_of_text, turns
+from pediag.targets.class_defaults import UNLESS, Assumed, assumed, models_of_text, turns
 from pediag.targets.config import Config
 from pediag.targets.declaration import BASES, SCALINGS, RopeDeclaration, Said, declarations, undeclared
 from pediag.targets.rope_keys import (
@@ -62,6 +62,8 @@ def completed(config: Config) -> list[Completed]:
 def _section(
     config: Config, path: str, values: Mapping[str, Any], kind: str, spoken: list[RopeDeclaration]
 ) -> Iterator[Completed]:
+    if kind in UNLESS and not turns(kind, values):
+        return  # another key turns rotation off, so what is said of it is read by nothing
     known = _known(kind, values)
     if known is None or not (spoken or any(values.get(key) for key in SIZES)):
         yield from (Completed(one) for one in spoken)

@@ -429,3 +429,24 @@ def test_what_no_formula_explains_is_named_after_the_declaration(
     (found,) = _traced(tmp_path, values)
     assert (found.parameters["base"], found.parameters["scaling"]["rope_type"]) == (1e4, scaling["rope_type"])
     assert f"{scaling['rope_type']} scaling" in found.title
+
+
+@pytest.mark.parametrize(
+    ("values", "turns"),
+    [
+        ({"model_type": "esm", "position_embedding_type": "absolute"}, False),
+        ({"model_type": "esm", "position_embedding_type": "rotary"}, True),
+        ({"model_type": "falcon", "alibi": True}, False),
+        ({"model_type": "falcon", "alibi": False}, True),
+    ],
+)
+def test_a_base_is_no_rotation_where_another_key_turns_it_off(values: dict[str, Any], turns: bool) -> None:
+    """transformers: EsmSelfAttention rotates for position_embedding_type "rotary" only, Falcon unless alibi is set."""
+    sizes = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 128,
+    }
+    found = declared(Config({**values, **sizes}))
+    assert any(encoding.scheme == "rotary" for encoding in found) is turns
