@@ -23,6 +23,7 @@ ORDER = (
     ("drifting",),
     ("report",),
     ("check",),
+    ("fixing",),
     ("diff",),
     ("drift",),
     ("_published",),
@@ -37,6 +38,7 @@ ORDER = (
     ("_completion",),
     ("_options",),
     ("_gate",),
+    ("_fixing",),
     ("cli", "pytest_plugin"),
     ("__init__", "__main__"),
 )
