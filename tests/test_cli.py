@@ -472,8 +472,9 @@ def test_output_to_a_link_that_leads_to_a_pipe(pipeline, tmp_path):
 
 @pytest.mark.parametrize("columns", ["99999999999", "0", "-3", "wide"])
 def test_a_width_that_cannot_be_is_not_taken(pipeline, capsys, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    assert main(["check", "faulty"]) == 1
+    with monkeypatch.context() as within:  # pytest itself draws by COLUMNS when the test is over
+        within.setenv("COLUMNS", columns)
+        assert main(["check", "faulty"]) == 1
     assert max(map(len, capsys.readouterr().out.splitlines())) <= _terminal.PLAIN_WIDTH
 
 
