@@ -44,12 +44,12 @@ LAYER_KEYS = (
     "num_encoder_layers",
     "n_encoder_layers",
     "n_decoder_layers",
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
     "depth",
 )
-"""Keys that say how many layers or experts a model has."""
+"""Keys that say how many layers a model has."""
+
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys that say how many experts a layer has; Doge's class default is 16,384, rows of one table."""
 
 NOT_INSTALLED = (
     "transformers is not installed, so the model cannot be built: pip install 'pediag[transformers]'"
@@ -181,12 +181,13 @@ def _transformers_config(spec: str, declared: Config | None) -> Any:
 
 
 def _refuse_endless(spec: str, declared: Config | None) -> None:
-    """Refuse numbers of layers that no model has: classes make lists as long as that."""
+    """Refuse numbers of layers and experts that no model has: classes make lists as long as that."""
+    most = {**dict.fromkeys(LAYER_KEYS, MOST_LAYERS), **dict.fromkeys(EXPERT_KEYS, MOST_MODULES)}
     for path, section in declared.sections() if declared else ():
         for key, value in section.items():
-            if key in LAYER_KEYS and isinstance(value, (int, float)) and value > MOST_LAYERS:
+            if key in most and isinstance(value, (int, float)) and value > most[key]:
                 where = f"{path}.{key}" if path else key
-                raise LoadError(f"{spec}: {where} is above {MOST_LAYERS:,}, which it is in no model")
+                raise LoadError(f"{spec}: {where} is above {most[key]:,}, which it is in no model")
 
 
 def _type_of_architecture(values: dict[str, Any]) -> Any:

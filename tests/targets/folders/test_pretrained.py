@@ -311,3 +311,13 @@ def test_the_trained_sentence_model() -> None:
     assert table is not None
     assert table.shape == (512, 384)
     assert 0 < float(table.load().std()) < 1
+
+
+@pytest.mark.parametrize(
+    ("key", "taken", "refused"), [("num_experts", 16_384, 10**6), ("num_layers", 126, 20_000)]
+)
+def test_absurd_numbers_of_layers_and_experts(key: str, taken: int, refused: int) -> None:
+    """Doge's class default has 16,384 experts, Llama 3.1 405B 126 layers."""
+    pretrained._refuse_endless("folder", Config({key: taken}))
+    with pytest.raises(LoadError, match=f"{key} is above"):
+        pretrained._refuse_endless("folder", Config({key: refused}))
