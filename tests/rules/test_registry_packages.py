@@ -149,8 +149,8 @@ def test_the_report_is_valid(site):
 def test_the_command_line_says_where_a_rule_comes_from(site, capsys):
     example(site)
     assert main(["rules"]) == 0
-    table = capsys.readouterr().out
-    assert "from" in table and "pediag-example-rules" in table
+    table = "".join(capsys.readouterr().out.split())  # a narrow terminal folds names
+    assert "frompediag-example-rules" in table
     assert main(["rules", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)["rules"]
     assert [rule["code"] for rule in listed if rule["package"] == "pediag-example-rules"] == ["EX101"]
