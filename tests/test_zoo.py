@@ -44,7 +44,7 @@ def test_a_scheme_is_right_only_as_documented(found: list[str], wanted: set[str]
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "gpt2", "bert", "bloom", "t5", "mpnet", "marian", "gptj", "gemma3_text", "smollm3"],
+    ["llama", "gpt2", "bert", "bloom", "t5", "mpnet", "m2m_100", "gptj", "gemma3_text", "smollm3"],
 )
 def test_a_few_of_each_scheme(model_type: str) -> None:
     outcome = judging.judge(model_type, seconds=600)
