@@ -121,12 +121,13 @@ class _Grid:
         found: float | None = None
         while base <= LARGEST_BASE:
             w = inverse_frequencies(base, self.width)
-            if not _still_negative(w, self.length, dips):
+            certain = _negative_up_to(w, self.length, dips)
+            if certain is None:
                 dips = _dips(w, self.length)
                 if not dips:
                     found = _refine(below, base, self.width, self.length)
                     break
-            below, base = base, self._after(base)
+            below, base = self._beyond(base, base * (certain or 1.0))
             known = self._known(base)
             if known is not None:
                 found = known[0]
@@ -137,6 +138,12 @@ class _Grid:
     def _known(self, base: float) -> tuple[float | None] | None:
         """What ends the run that ``base`` lies in, as the one item of a tuple; None where it lies in none."""
         return next(((end,) for start, end in self.runs if start <= base <= (end or math.inf)), None)
+
+    def _beyond(self, base: float, certain: float) -> tuple[float, float]:
+        """(last base of the grid up to ``certain``, the next one), where all from ``base`` up to ``certain`` fail."""
+        ahead = self._after(certain)
+        step = GRID_STEP if certain < FINE_UNTIL * self.length else COARSE_STEP
+        return max(base, ahead / (1.0 + step)), ahead
 
     def _after(self, base: float) -> float:
         """The next base of the grid, whatever the one before: a power of the step times the first base."""
@@ -162,8 +169,12 @@ def _dips(w: FloatArray, length: int) -> list[int]:
     return [m for value, m in sorted(lows)[:DIPS] if value < -SIGN_MARGIN]
 
 
-def _still_negative(w: FloatArray, length: int, dips: list[int]) -> bool:
-    """Whether B < 0 near a dip of a slightly smaller base; that dip is moved and put first."""
+def _negative_up_to(w: FloatArray, length: int, dips: list[int]) -> float | None:
+    """How many times the base may grow with B < 0 for certain; None where B is not negative near a dip of before.
+
+    The dip is moved and put first. At fixed m, |dB / d ln base| = |sum m w_i (2i/r) sin(m w_i)| is at most
+    sum m w_i (2i/r), which falls with the base.
+    """
     for k, m in enumerate(dips):
         near = np.arange(max(m - NEAR, 1), min(m + 2 * NEAR, length), dtype=np.float64)
         values = advantage(w, near)
@@ -171,8 +182,10 @@ def _still_negative(w: FloatArray, length: int, dips: list[int]) -> bool:
         if values[worst] < -SIGN_MARGIN:
             dips[k] = dips[0]
             dips[0] = int(near[worst])
-            return True
-    return False
+            steepest = float(near[worst] * (w * np.arange(w.size) / w.size).sum())
+            spare = float(-SIGN_MARGIN - values[worst])
+            return math.exp(min(spare / steepest, 1.0)) if steepest else math.e
+    return None
 
 
 def _refine(low: float, high: float, width: int, length: int) -> float:

@@ -134,13 +134,13 @@ def test_adequacy_is_not_monotone_in_the_base() -> None:
 def test_a_stretch_of_bases_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred bases below the adequate one cost one search, whatever their order, and get one answer."""
     tried: list[float] = []
-    judge = reach._still_negative
+    judge = reach._negative_up_to
 
-    def counting(w: reach.FloatArray, length: int, dips: list[int]) -> bool:
+    def counting(w: reach.FloatArray, length: int, dips: list[int]) -> float | None:
         tried.append(float(w[1]))
         return judge(w, length, dips)
 
-    monkeypatch.setattr(reach, "_still_negative", counting)
+    monkeypatch.setattr(reach, "_negative_up_to", counting)
     reach._grid.cache_clear()
     answer = reach.smallest_adequate_base(64, 512)
     assert answer is not None
@@ -195,3 +195,21 @@ def test_bad_arguments() -> None:
         reach.first_negative([1.0, math.nan], 10)
     with pytest.raises(UsageError, match="even"):
         reach.smallest_adequate_base(63, 100)
+
+
+@pytest.mark.parametrize(("width", "length"), [(8, 2048), (16, 4096), (32, 512), (64, 4096)])
+def test_bases_that_are_stepped_over_all_fail(width: int, length: int) -> None:
+    """What is said of a negative B(m): it stays so at that m until the base has grown by that much."""
+    m = np.arange(length, dtype=np.float64)
+    exponents = np.arange(0, width, 2) / width
+
+    def by_hand(base: float) -> np.ndarray:
+        return np.cos(m[:, None] * base**-exponents).sum(axis=1)
+
+    for base in (10.0 * length**0.5, 3.0 * length):
+        values = by_hand(base)
+        lowest = int(values.argmin())
+        assert values[lowest] < 0
+        grows = reach._negative_up_to(base**-exponents, length, [lowest])
+        assert grows is not None and grows > 1
+        assert all(by_hand(base * grows**share)[lowest] < 0 for share in np.linspace(0, 1, 17))
