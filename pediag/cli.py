@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pediag import _fixing, _gate, _results, settings
-from pediag import _terminal as terminal
-from pediag._options import (
+from pediag import settings
+from pediag.command import fixing, gate, results, terminal
+from pediag.command.options import (
     Against,
     BaselineFile,
     Cache,
@@ -183,9 +183,9 @@ def check(
     in_place: InPlace = False,
 ) -> int:
     """Judge how each TARGET encodes positions."""
-    wanted = _fixing.Wanted(show_fixes, fix, unsafe_fixes, in_place)
+    wanted = fixing.Wanted(show_fixes, fix, unsafe_fixes, in_place)
     wanted.refuse(format.value, write_baseline=write_baseline is not None, statistics=statistics)
-    gate = _gate.opened(
+    opened = gate.opened(
         targets or (),
         select=select,
         ignore=ignore,
@@ -195,24 +195,24 @@ def check(
         write=write_baseline,
         no_settings=no_settings,
     )
-    options = _options(seq_len, train_len, dtype, config, inputs, trust or gate.own.allowed)
-    options |= {"select": list(gate.own.select), "ignore": list(gate.own.ignore)}
+    options = _options(seq_len, train_len, dtype, config, inputs, trust or opened.own.allowed)
+    options |= {"select": list(opened.own.select), "ignore": list(opened.own.ignore)}
     options |= {"reference": reference, "cache": tuple(cache or ())}
     if statistics and format is not CheckFormat.rich:
         raise UsageError("--statistics is a table: it needs --format rich")
     if format is CheckFormat.html:
         terminal.refuse_page(output)
         options["pictures"] = True
-    listing, own = gate.targets(options)
+    listing, own = opened.targets(options)
     if output is not None:
-        gate.refuse_output(output)
+        opened.refuse_output(output)
         _refuse_unwritable(listing, output, config)
-    done = _results.each(listing, "check", options, jobs, own)
-    gate.judge(done)
+    done = results.each(listing, "check", options, jobs, own)
+    opened.judge(done)
     if wanted:
-        call = _fixing.Call(gate, listing, options, own)
-        return _fixing.run(wanted, done, call, output, quiet=quiet)
-    _results.deliver(done, format.value, output, quiet=quiet, statistics=statistics)
+        call = fixing.Call(opened, listing, options, own)
+        return fixing.run(wanted, done, call, output, quiet=quiet)
+    results.deliver(done, format.value, output, quiet=quiet, statistics=statistics)
     return done.status([report.exit_code() for report in done.reports])
 
 
@@ -222,11 +222,11 @@ def config(
     format: FormatOption = Format.rich,
 ) -> int:
     """Show what the settings say, from which line, and whether they count for TARGET."""
-    own = _gate.settings_of(targets or ())
+    own = gate.settings_of(targets or ())
     if format is Format.json:
-        terminal.write(_gate.as_json(own))
+        terminal.write(gate.as_json(own))
     else:
-        terminal.write(terminal.drawn(lambda console: _gate.render(own, console)))
+        terminal.write(terminal.drawn(lambda console: gate.render(own, console)))
     return 0
 
 
@@ -245,8 +245,8 @@ def inspect(
 ) -> int:
     """Show what encodes position in each TARGET: schemes, parameters, sites, source lines."""
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
-    done = _results.each(_listed(targets, output, config), "inspect", options, jobs)
-    _results.deliver_inspection(done, format.value, output)
+    done = results.each(_listed(targets, output, config), "inspect", options, jobs)
+    results.deliver_inspection(done, format.value, output)
     return done.status([0 if report.has_encoding else 3 for report in done.reports])
 
 
@@ -415,7 +415,7 @@ def diff(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
-    given = _gate.with_file(sys.argv[1:] if arguments is None else arguments)
+    given = gate.with_file(sys.argv[1:] if arguments is None else arguments)
     terminal.open_stderr()
     if terminal.tracebacks():
         terminal.log_to_stderr()
@@ -447,7 +447,7 @@ def _loading(
     inputs: list[str] | None,
     trust: bool,
 ) -> dict[str, Any]:
-    own = settings.load(_gate.here())
+    own = settings.load(gate.here())
     return _options(seq_len, train_len, dtype, config, inputs, trust or own.allowed)
 
 

@@ -62,7 +62,7 @@ class Job:
     def _checked(self) -> Result:
         if self.target.error is not None:
             return Stopped(self.target.spec, str(self.target.error))
-        from pediag.many import Work
+        from pediag.command.many import Work
 
         with warnings.catch_warnings():
             warnings.simplefilter("default")  # that warnings fail tests is said of the user's tests

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pediag import _terminal as terminal
 from pediag.check import check
 from pediag.cli import main
+from pediag.command import terminal
 from pediag.errors import TraceError, UsageError
 
 MODELS = """

@@ -12,9 +12,10 @@ from types import ModuleType
 
 import pytest
 
-from pediag import __version__, _terminal
+from pediag import __version__
 from pediag.__main__ import run
 from pediag.cli import main
+from pediag.command import terminal
 from pediag.errors import LoadError, UsageError
 from pediag.rules import registry
 
@@ -301,7 +302,7 @@ def test_the_table_is_shown_when_the_report_cannot_be_written(pipeline, capsys, 
     def refuse(text, output=None):
         raise UsageError("--output report: No space left on device")
 
-    monkeypatch.setattr(_terminal, "write", refuse)
+    monkeypatch.setattr(terminal, "write", refuse)
     assert main(["check", "faulty", "--format", "sarif", "--output", str(tmp_path / "report")]) == 2
     err = capsys.readouterr().err
     assert "PE901" in err
@@ -383,7 +384,7 @@ class Terminal(StringIO):
         return True
 
 
-def terminal(monkeypatch) -> Terminal:
+def a_terminal(monkeypatch) -> Terminal:
     """Put a terminal in the place of stderr; pytest puts its own back before each phase of a test."""
     stream = Terminal()
     monkeypatch.setenv("TERM", "xterm")
@@ -392,9 +393,9 @@ def terminal(monkeypatch) -> Terminal:
 
 
 def test_progress_is_shown_on_a_terminal_when_work_lasts(monkeypatch):
-    stderr = terminal(monkeypatch)
-    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.01)
-    with _terminal.Progress() as progress:
+    stderr = a_terminal(monkeypatch)
+    monkeypatch.setattr(terminal, "SECONDS_UNTIL_SHOWN", 0.01)
+    with terminal.Progress() as progress:
         progress.for_target("model[0].py").step("tracing")
         deadline = time.monotonic() + 5
         while "tracing" not in stderr.getvalue() and time.monotonic() < deadline:
@@ -403,16 +404,16 @@ def test_progress_is_shown_on_a_terminal_when_work_lasts(monkeypatch):
 
 
 def test_a_report_goes_to_stdout_after_progress_was_shown(pipeline, monkeypatch, capsys):
-    terminal(monkeypatch)
-    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.0)
+    a_terminal(monkeypatch)
+    monkeypatch.setattr(terminal, "SECONDS_UNTIL_SHOWN", 0.0)
     assert main(["check", "slow", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"]["spec"] == "slow"
 
 
 def test_progress_counts_several_targets(monkeypatch):
-    stderr = terminal(monkeypatch)
-    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.01)
-    with _terminal.Progress() as progress:
+    stderr = a_terminal(monkeypatch)
+    monkeypatch.setattr(terminal, "SECONDS_UNTIL_SHOWN", 0.01)
+    with terminal.Progress() as progress:
         progress.pause()
         progress.count(3, 12)
         progress.for_target("a.pt").step("opening")
@@ -423,8 +424,8 @@ def test_progress_counts_several_targets(monkeypatch):
 
 
 def test_progress_is_silent_when_work_is_short(monkeypatch):
-    stderr = terminal(monkeypatch)
-    with _terminal.Progress() as progress:
+    stderr = a_terminal(monkeypatch)
+    with terminal.Progress() as progress:
         progress.for_target("model.py").step("tracing")
     assert stderr.getvalue() == ""
 
@@ -432,8 +433,8 @@ def test_progress_is_silent_when_work_is_short(monkeypatch):
 def test_progress_is_silent_when_piped(monkeypatch):
     stderr = StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(_terminal, "SECONDS_UNTIL_SHOWN", 0.0)
-    with _terminal.Progress() as progress:
+    monkeypatch.setattr(terminal, "SECONDS_UNTIL_SHOWN", 0.0)
+    with terminal.Progress() as progress:
         progress.for_target("model.py").step("tracing")
         time.sleep(0.02)
     assert stderr.getvalue() == ""
@@ -475,7 +476,7 @@ def test_a_width_that_cannot_be_is_not_taken(pipeline, capsys, monkeypatch, colu
     with monkeypatch.context() as within:  # pytest itself draws by COLUMNS when the test is over
         within.setenv("COLUMNS", columns)
         assert main(["check", "faulty"]) == 1
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= _terminal.PLAIN_WIDTH
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= terminal.PLAIN_WIDTH
 
 
 def test_a_current_folder_that_was_deleted(pipeline, capsys, tmp_path, monkeypatch):

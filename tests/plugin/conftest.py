@@ -26,7 +26,8 @@ GPT2 = {"model_type": "gpt2", "n_positions": 1000, "n_embd": 64, "n_layer": 1, "
 @pytest.fixture(scope="session")
 def imported(tmp_path_factory):
     """What a check imports: pytester forgets what a run in this process imports, and twice imported is not the same."""
-    from pediag import many, pytest_items
+    from pediag import pytest_items
+    from pediag.command import many
 
     assert pytest_items
     for name, config in (("llama", LLAMA), ("gpt2", GPT2)):

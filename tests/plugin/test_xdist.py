@@ -7,7 +7,7 @@ import pytest
 COUNTING = """
 import os
 
-from pediag import many
+from pediag.command import many
 
 def on(work, spec, progress=None, wrapped=many.Work.on):
     with open("checked", "a") as file:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pediag import _results
-from pediag import _terminal as terminal
+from pediag.command import results, terminal
 from pediag.errors import PediagError, UsageError
 from pediag.fixing import UNSAFE, Fixes, planned, written
 from pediag.report import fixes as drawing
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from pediag._gate import Gate
+    from pediag.command.gate import Gate
 
 FAILED = 2
 
@@ -80,7 +79,7 @@ class Call:
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def run(wanted: Wanted, done: _results.Done, call: Call, output: Path | None, *, quiet: bool) -> int:
+def run(wanted: Wanted, done: results.Done, call: Call, output: Path | None, *, quiet: bool) -> int:
     """Show the fixes of what was found, or write and judge them. The exit status is that of the last check."""
     told = [_plan(report, wanted) for report in done.reports]
     if wanted.show:
@@ -151,7 +150,7 @@ def _write(told: list[_Told], wanted: Wanted) -> None:
             one.failed = True
 
 
-def _judge_again(told: list[_Told], wanted: Wanted, done: _results.Done, call: Call) -> None:
+def _judge_again(told: list[_Told], wanted: Wanted, done: results.Done, call: Call) -> None:
     """The same check of every target whose config was fixed, by the new file."""
     changed = [one for one in told if one.file is not None]
     if not changed:
@@ -162,7 +161,7 @@ def _judge_again(told: list[_Told], wanted: Wanted, done: _results.Done, call: C
     words = {target.spec: target.word for target in call.listing.targets}
     specs = [one.report.target.spec for one in changed]
     listing = Listing([Named(spec, words.get(spec, spec)) for spec in specs], [], done.several)
-    again = _results.each(listing, "check", dict(call.options), 1, own)
+    again = results.each(listing, "check", dict(call.options), 1, own)
     call.gate.judge(again)
     reports = {report.target.spec: report for report in again.reports}
     for one in changed:
@@ -170,7 +169,7 @@ def _judge_again(told: list[_Told], wanted: Wanted, done: _results.Done, call: C
         one.failed = one.again is None
 
 
-def _tables(told: list[_Told], done: _results.Done, *, plain: bool) -> str:
+def _tables(told: list[_Told], done: results.Done, *, plain: bool) -> str:
     def draw(console: Console) -> None:
         for place, one in enumerate(told):
             if place:

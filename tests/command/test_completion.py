@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pediag import _completion
+from pediag.command import completion
 from pediag.errors import PediagError
 from pediag.rules import registry
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CODES = sorted(path.name[:5].upper() for path in (ROOT / "pediag" / "rules").glob("*/pe???_*.py"))
 PYTHON = (sys.executable, "-X", "importtime", "-m", "pediag")
 
@@ -61,7 +61,7 @@ def test_other_shells_see_the_name_beside_the_code():
 
 
 def test_nothing_typed_yet_lists_the_codes():
-    assert [word for word, _ in _completion.rules("")] == CODES
+    assert [word for word, _ in completion.rules("")] == CODES
 
 
 def test_rules_that_cannot_be_read_give_no_answer(monkeypatch):
@@ -69,7 +69,7 @@ def test_rules_that_cannot_be_read_give_no_answer(monkeypatch):
         raise PediagError("two rules claim PE302")
 
     monkeypatch.setattr(registry, "all_rules", broken)
-    assert _completion.rules("PE") == []
+    assert completion.rules("PE") == []
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

@@ -15,7 +15,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from pediag import _terminal as terminal
+from pediag.command import terminal
 from pediag.errors import NoModel
 from pediag.report.model import Report, Result, Stopped
 from pediag.targets.code.usercode import forget_files

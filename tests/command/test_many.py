@@ -20,15 +20,15 @@ import pytest
 from rich.console import Console
 
 import pediag
-from pediag import many
-from pediag._terminal import Progress
 from pediag.cli import main
+from pediag.command import many
+from pediag.command.terminal import Progress
 from pediag.report import json as as_json
 from pediag.report import rich as as_table
 from pediag.report.model import Report, Stopped
 from pediag.targets.naming import named
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GOOD = """
 import sys
 import torch

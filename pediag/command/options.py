@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pediag import _completion
+from pediag.command import completion
 
 MOST_JOBS = 1024
 WRITE, BASELINE = "--write-baseline", "pediag-baseline.json"
@@ -85,7 +85,7 @@ Select = Annotated[
         "--select",
         metavar="CODES",
         help="Run only these codes, names or prefixes. Comma lists.",
-        autocompletion=_completion.rules,
+        autocompletion=completion.rules,
     ),
 ]
 Ignore = Annotated[
@@ -94,7 +94,7 @@ Ignore = Annotated[
         "--ignore",
         metavar="CODES",
         help="Leave these out; wins over --select.",
-        autocompletion=_completion.rules,
+        autocompletion=completion.rules,
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no table, on stdout or on stderr.")]
@@ -165,5 +165,5 @@ NoSettings = Annotated[
 ]
 RuleName = Annotated[
     str,
-    typer.Argument(metavar="CODE|NAME", help="Such as PE302.", autocompletion=_completion.rules),
+    typer.Argument(metavar="CODE|NAME", help="Such as PE302.", autocompletion=completion.rules),
 ]

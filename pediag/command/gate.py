@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pediag import baseline as baselines
 from pediag import configuration, policy
-from pediag._options import BASELINE, WRITE
+from pediag.command.options import BASELINE, WRITE
 from pediag.configuration import Configuration, short
 from pediag.errors import UsageError
 from pediag.report.wording import printable
@@ -21,7 +21,7 @@ from pediag.targets.naming import Listing, named
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pediag._results import Done
+    from pediag.command.results import Done
 
 
 @dataclass(slots=True)

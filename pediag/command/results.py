@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pediag import _terminal as terminal
+from pediag.command import terminal
 from pediag.report.model import STOPPED, Report, Result, Stopped, worst_exit
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def each(
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Done:
     """What came of every target; each that stopped is told on stderr. ``own`` are further options of some targets."""
-    from pediag import many
+    from pediag.command import many
 
     work = many.Work(function, options, listing.several, own or {})
     pairs: list[tuple[Named, Result]] = []
