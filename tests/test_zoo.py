@@ -27,6 +27,13 @@ def test_what_is_explained_is_listed_and_has_a_reason() -> None:
         assert len(why) > 20
 
 
+def test_what_is_overridden_is_listed_and_has_a_reason() -> None:
+    for model_type, (needed, why) in judging.overridden().items():
+        assert model_type in LISTED
+        assert needed
+        assert len(why) > 20
+
+
 @pytest.mark.parametrize(
     ("found", "wanted", "is_right"),
     [
