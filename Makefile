@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_VERBOSITY := error
 
-.PHONY: help setup demo test lint format bench zoo docs clean
+.PHONY: help setup demo test lint format bench zoo corpus docs clean
 
 help:
 	@echo 'make demo    check a faulty model, a trained one and a healthy one, and say what was found'
@@ -16,6 +16,7 @@ help:
 	@echo 'make format  let ruff rewrite what it can'
 	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
 	@echo 'make zoo     judge the text models of transformers and write docs/zoo.md (half an hour)'
+	@echo 'make corpus  judge the reported faults and their healthy twins and write docs/corpus.md (some minutes)'
 	@echo 'make docs    write docs/rules from the rules'
 	@echo 'make clean   remove .venv and caches'
 
@@ -50,6 +51,9 @@ bench: $(STAMP)
 
 zoo: $(STAMP)
 	@$(BIN)/python -m fixtures.zoo --markdown docs/zoo.md
+
+corpus: $(STAMP)
+	@$(BIN)/python -m fixtures.corpus --markdown docs/corpus.md
 
 docs: $(STAMP)
 	@$(BIN)/python -m pediag.report.pages docs/rules
