@@ -9,11 +9,13 @@ fires when
 - keys behind and keys ahead share rows, in a map that does tell directions apart otherwise,
 - all keys of one side that is seen share one row (T5's one-way map in an encoder, or turned round in a decoder),
 - a row serves near and far keys but not those between,
+- both sides read the half of T5's rows that belongs to one side, and the other half is never read,
 - the row of a fixed distance changes with the length of the text,
 - entries of a shifted term belong to the query before or after their own,
 - a map modelled on T5's differs from it.
 
-The last is a warning where the model declares no T5 and less than 90 % of the offsets agree.
+The last is a warning where the model declares no T5 and less than 90 % of the offsets agree; offsets that one slip
+moves from the last row to another count once a side. Half of the rows unread is a warning.
 
 ## Why it matters
 
@@ -26,8 +28,8 @@ something else.
 The row for query i and key j, as recorded, for the offsets j - i that the mask shows; exact integers. T5 (b buckets
 to distance M, two-way: b/2 for each side): with e = half of them, distances below e have a row each, and row e + k
 starts at the smallest n with ``(n/e)^(b'-e) >= (M/e)^k``. The row of an offset is compared, from that of offset 0,
-between a short text and the length asked about. Symmetric maps (the same rows for both sides) and maps with the
-sides in the other order are let be: they are designs, or a permutation of what is learned.
+between a short text and the length asked about. Symmetric maps (the same rows for both sides) that use their whole
+table, and maps with the sides in the other order, are let be: they are designs, or a permutation of what is learned.
 
 ## Known limits
 
@@ -183,12 +185,13 @@ def _finding(facets: Facets, items: list[Biased], fault: Fault) -> Finding:
     )
 
 
-_UNITS = {"shared": "shared rows", "blind": "rows", "strayed": "entries"}
+_UNITS = {"shared": "shared rows", "blind": "rows", "unsigned": "rows", "strayed": "entries"}
 
 _EFFECTS = {
     "shared": "Among {length:,} tokens a key behind and another ahead get one bias, whatever is trained.",
     "blind": "Among {length:,} tokens the nearest and the farthest key of that side get one bias, whatever is trained.",
     "folded": "Among {length:,} tokens a near and a far key get one bias, whatever is trained.",
+    "unsigned": "Among {length:,} tokens a key behind and the key as far ahead get one bias, whatever is trained.",
     "unlike": "With weights trained under the published map these offsets read rows that mean other distances, at all "
     "{length:,} tokens; trained from scratch the map can be learned.",
     "length": "What was learned of a distance in texts of one length is read for another at {length:,} tokens.",
@@ -201,6 +204,8 @@ _FIXES = {
     "the distance.",
     "blind": "Use the two-way map (bidirectional=True) where keys ahead are seen, and key minus query as the offset.",
     "folded": "Make the row rise with the distance: exact rows first, then the logarithm, clamped to the last row.",
+    "unsigned": "Add half of the rows for one side: (offset > 0) * (rows // 2) + bucket(abs(offset)); where both sides "
+    "are meant to share, halve the table.",
     "unlike": "Use the published map: half of a side's rows exact, the others up to max_distance, computed in float32.",
     "length": "Take the largest distance and the centre from the config, not from the length of the text.",
     "strayed": "Of the padded and reshaped term keep rows 1 onward ([1:], not [:-1]); hide or compute the keys ahead.",

@@ -82,6 +82,7 @@ RIGHT: dict[str, tuple[Callable[[int], int], bool]] = {
     "clipped": (lambda o: min(max(o, -15), 15) + 15, True),
     "a row each": (lambda o: o + 200, True),
     "DeBERTa-like, through the middle": (lambda o: 16 - int(math.copysign(row(TWO_WAY, abs(o)), o)), True),
+    "mirrored, in a table of its own size": (lambda o: row(TWO_WAY, abs(o)), True),
     "of its own, every eight tokens": (lambda o: min(abs(o) // 8, 15) + 16 * (o > 0), True),
 }
 
@@ -89,7 +90,7 @@ RIGHT: dict[str, tuple[Callable[[int], int], bool]] = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_maps(name: str) -> None:
     make, ahead = RIGHT[name]
-    assert kinds(make, ahead) == []
+    assert kinds(make, ahead, 16 if "its own size" in name else 32) == []
 
 
 WRONG: dict[str, tuple[Callable[[int], int], bool, str]] = {
@@ -102,6 +103,14 @@ WRONG: dict[str, tuple[Callable[[int], int], bool, str]] = {
         True,
         "folded",
     ),
+    "the last row of each side never read": (
+        lambda o: min(row(TWO_WAY, abs(o)), 14) + 16 * (o > 0),
+        True,
+        "unlike",
+    ),
+    "the last row never read, one way": (lambda o: min(one_way(o), 30), False, "unlike"),
+    "the sign forgotten": (lambda o: row(TWO_WAY, abs(o)), True, "unsigned"),
+    "the sign forgotten, the other half": (lambda o: 16 + row(TWO_WAY, abs(o)), True, "unsigned"),
     "a row late at 16": (lambda o: two_way(o) - (abs(o) == 16), True, "unlike"),
 }
 
@@ -127,6 +136,18 @@ def test_the_first_offset_that_differs_is_told() -> None:
         "offset +23 reads row 26, 27 in T5's bidirectional map of 32 rows to 128 tokens; 2 of 301"
         in fault.text
     )
+
+
+def test_a_clamp_one_row_short_is_an_error_and_names_where_the_last_row_begins() -> None:
+    short = {o: min(row(TWO_WAY, abs(o)), 14) + 16 * (o > 0) for o in range(-150, 151)}
+    (fault,) = faults(Facets(512), short, 32, True, True)
+    assert (fault.offset, fault.measured, fault.expected, fault.sure) == (-91, 14, 15, True)
+
+
+def test_half_of_the_rows_unread_is_told() -> None:
+    (fault,) = faults(Facets(512), {o: row(TWO_WAY, abs(o)) for o in range(-150, 151)}, 32, True, True)
+    assert (fault.measured, fault.expected, fault.sure) == (16, 32, False)
+    assert "rows 16 to 31 of 32 are never read" in fault.text
 
 
 # -- models ------------------------------------------------------
