@@ -7,7 +7,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
+from pediag.targets.code.sharded import elsewhere
 from pediag.trace.evaluate import Lane, real_numbers
 from pediag.trace.graph import Node
 
@@ -109,3 +111,13 @@ def first_lost(device: str = "cpu", count: int = PROBED) -> int | None:
         )
         wrong = [int(torch.nonzero(item != whole)[0]) for item in got if not torch.equal(item, whole)]
     return min(wrong, default=None)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the first of a model's tensors is that has numbers; the CPU without one."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        known = elsewhere(tensor)
+        device = tensor.device if known is None else known.device
+        if device.type != "meta":
+            return device
+    return torch.device("cpu")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from pediag.trace.inputs import Candidate, Sizes
+from pediag.trace.place import Lengths
+
 
 def dimensions(model: nn.Module) -> set[int]:
     """Every size the model's tensors and integer attributes hold."""
@@ -20,3 +23,17 @@ def free(size: int, dims: set[int]) -> bool:
     """Whether a length, and what is usually made of one, can be told from every size of ``dims``."""
     around = {size, size - 1, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
     return not around & dims and all(dim % size for dim in dims)
+
+
+def lengths_of(candidate: Candidate, sizes: Sizes) -> Lengths:
+    """The lengths by which axes are told apart in a pass of this call."""
+    tensors = [item for item in candidate.inputs() if not item.literal]
+    sequence = {sizes.tokens, sizes.keys}
+    batch = sizes.batch
+    if tensors and all(item.shape(sizes) in ((), (sizes.tokens,)) for item in tensors):
+        batch = 1  # one text, or several behind one another
+    elif candidate.given and tensors:
+        leading = tensors[0].shape(sizes)
+        batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
+    around = {factor * size + offset for size in sequence for factor in (1, 2) for offset in (-1, 0, 1)}
+    return Lengths(around, batch, (sizes.tokens, sizes.keys))

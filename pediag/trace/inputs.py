@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from pediag.targets.inputs import POSITION_ARGUMENTS
 Role = Literal["content", "positions", "mask"]
 
 _WIDTHS_TRIED = 6
+_STRETCHED = re.compile(r"(\d*)([BNM])([+-]\d+)?")
 
 
 def positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,20 +44,24 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One argument: a shape in the letters of :class:`Sizes`, or the user's own tensor."""
+    """One argument: a shape in the letters of :class:`Sizes`, or the user's own tensor.
+
+    A size may be made of a letter: ``"320N+80"``. ``row`` holds the numbers of each row, where these are known.
+    """
 
     dtype: torch.dtype = torch.int64
     dims: tuple[int | str, ...] = ("B", "N")
     role: Role = "content"
     value: Any = None
     literal: bool = False
+    row: tuple[int, ...] = ()
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape at these sizes."""
         if self.value is not None:
             return tuple(self.value.shape)
         named = sizes.named()
-        return tuple(named[dim] if isinstance(dim, str) else dim for dim in self.dims)
+        return tuple(_size(dim, named) if isinstance(dim, str) else dim for dim in self.dims)
 
     def __str__(self) -> str:
         if self.literal:
@@ -64,22 +70,39 @@ class Input:
         return f"{str(self.dtype).removeprefix('torch.')}[{','.join(str(dim) for dim in dims)}]"
 
 
+def _size(dim: str, named: Mapping[str, int]) -> int:
+    """``320N+80`` at these sizes."""
+    found = _STRETCHED.fullmatch(dim)
+    if found is None:
+        return named[dim]
+    times, letter, more = found.groups()
+    return int(times or 1) * named[letter] + int(more or 0)
+
+
 @dataclass(slots=True)
 class Candidate:
-    """One way to call the model. ``given`` says that the user chose it."""
+    """One way to call the model. ``given`` says that the user chose it.
+
+    ``beside`` holds, by path, the keyword arguments of parts that run after the model by themselves, since its own
+    forward leaves them out for these arguments: the tower of images of a model that is fed text alone. With
+    ``parts_only`` the model itself does not run.
+    """
 
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     given: bool = False
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts_only: bool = False
 
     def __str__(self) -> str:
         parts = [_shown(item) for item in self.args]
         parts += [f"{name}={_shown(item)}" for name, item in self.kwargs.items()]
+        parts += [f"{path}({_shown(kwargs)})" for path, kwargs in self.beside.items()]
         return ", ".join(parts)
 
     def inputs(self) -> list[Input]:
         """Every input, those in containers too, in order."""
-        return list(_leaves([*self.args, *self.kwargs.values()]))
+        return list(_leaves([*self.args, *self.kwargs.values(), *self.beside.values()]))
 
 
 def _shown(item: Any) -> str:
@@ -107,10 +130,17 @@ def candidates(
         yield lambda sizes: _from_specs(specs, sizes)
     elif example is not None:
         yield lambda sizes: _from_example(example, sizes)
-    elif hasattr(model, "main_input_name") and hasattr(model, "config"):
-        yield from _transformers(model)
+    elif declares_inputs(model):
+        from pediag.trace.declared import of_model
+
+        yield from of_model(model)
     else:
         yield from _guessed(model)
+
+
+def declares_inputs(model: nn.Module) -> bool:
+    """Whether ``model`` says by itself what its main input is, as models of transformers do."""
+    return hasattr(model, "main_input_name") and hasattr(model, "config")
 
 
 def _from_specs(specs: Sequence[InputSpec], sizes: Sizes) -> Candidate:
@@ -153,36 +183,6 @@ def _role_by_value(tensor: torch.Tensor) -> Role:
     if tensor.dim() == 2 and tensor.is_floating_point() and tensor.shape[-1] > 2:
         return "positions" if bool((tensor.diff(dim=-1) > 0).all()) else "content"
     return "mask" if tensor.dim() >= 2 and tensor.numel() > 1 and bool((tensor == 1).all()) else "content"
-
-
-def _transformers(model: nn.Module) -> Iterator[Maker]:
-    """Inputs of a transformers model by its own declared main input."""
-    config: Any = model.config
-    accepted = inspect.signature(model.forward).parameters
-    main = str(getattr(model, "main_input_name", "input_ids"))
-    kwargs: dict[str, Any] = {main: _main_input(main, config)}
-    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
-        kwargs["decoder_input_ids"] = Input(dims=("B", "M"))
-    if "use_cache" in accepted:
-        kwargs["use_cache"] = Input(value=False, literal=True)
-    yield lambda sizes: Candidate([], dict(kwargs))
-    if main != "input_ids" and "input_ids" in accepted:
-        yield lambda sizes: Candidate([], {**kwargs, "input_ids": Input()})
-    if "use_cache" in kwargs:
-        plain = {name: item for name, item in kwargs.items() if name != "use_cache"}
-        yield lambda sizes: Candidate([], dict(plain))
-
-
-def _main_input(name: str, config: Any) -> Input:
-    if name == "pixel_values":
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return Input(torch.float32, ("B", int(getattr(config, "num_channels", 3)), int(height), int(width)))
-    if name == "input_values":
-        return Input(torch.float32)
-    if name == "inputs_embeds":
-        return Input(torch.float32, ("B", "N", int(config.hidden_size)))
-    return Input()
 
 
 def _guessed(model: nn.Module) -> Iterator[Maker]:
@@ -288,7 +288,7 @@ def _float_shapes(model: nn.Module) -> list[tuple[int | str, ...]]:
         elif isinstance(module, nn.Embedding):
             widths.append(module.embedding_dim)
         elif isinstance(module, nn.Conv2d) and not images:
-            sides = (*_sides(module, model), 224, 32)
+            sides = (*_patched(module, model), 224, 32)
             images += [("B", module.in_channels, side, side) for side in dict.fromkeys(sides)]
     widths += [int(t.shape[-1]) for t in itertools.chain(model.buffers(), model.parameters()) if t.dim() >= 2]
     unique = list(dict.fromkeys(width for width in widths if width > 1))[:_WIDTHS_TRIED]
@@ -297,7 +297,14 @@ def _float_shapes(model: nn.Module) -> list[tuple[int | str, ...]]:
     return images + sequences if isinstance(first, nn.Conv2d) else sequences + images
 
 
-def _sides(patches: nn.Conv2d, model: nn.Module) -> Iterator[int]:
+def image_sides(model: nn.Module) -> Iterator[int]:
+    """Pixels along a side of the square images that fit the tables of patches of ``model``."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            yield from _patched(module, model)
+
+
+def _patched(patches: nn.Conv2d, model: nn.Module) -> Iterator[int]:
     """Pixels along a side of the square image that fills a table of one row a patch, and up to two more."""
     if patches.kernel_size != patches.stride:
         return
@@ -314,6 +321,8 @@ def made_up(item: Input, shape: tuple[int, ...], sizes: Sizes) -> torch.Tensor:
 
     Without an axis of tokens they count along the longest.
     """
+    if item.row:
+        return torch.tensor(item.row, dtype=item.dtype).expand(shape)
     if item.role == "mask" or not shape:
         return torch.full(shape, int(item.role == "mask"), dtype=item.dtype)
     axes = [axis for axis, size in enumerate(shape) if size in (sizes.tokens, sizes.keys)]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pediag.trace.place import Place
@@ -170,6 +171,33 @@ def eager() -> Iterator[None]:
             "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
         )
         yield
+
+
+@contextmanager
+def converting() -> Iterator[None]:
+    """Let a module of abstract tensors be converted (``module.to(dtype)``), in its constructor or within forward.
+
+    torch exchanges the two tensors, which it refuses for one that others hold on to; then the old one takes over what
+    the new one is.
+    """
+    exchange = torch.utils.swap_tensors
+
+    def soft(old: torch.Tensor, new: torch.Tensor) -> None:
+        try:
+            exchange(old, new)
+        except RuntimeError:
+            if not isinstance(old, FakeTensor) or not isinstance(new, FakeTensor):
+                raise
+            if (old.dtype, old.shape) != (new.dtype, new.shape):
+                old.data = new
+            if (value := getattr(new, "_pediag", None)) is not None:
+                old._pediag = value  # type: ignore[attr-defined]
+
+    torch.utils.swap_tensors = soft
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = exchange
 
 
 @contextmanager

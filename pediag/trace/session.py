@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,9 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets.code.sharded import Elsewhere, elsewhere
+from pediag.trace.beside import fed_fixed, follows_length, left_out, with_parts
 from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
-from pediag.trace.dimensions import dimensions, free
+from pediag.trace.devices import device_of
+from pediag.trace.dimensions import dimensions, free, lengths_of
 from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, laborious, stopped, too_long
 from pediag.trace.functions import Functions
@@ -25,6 +27,7 @@ from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, chec
 from pediag.trace.isolation import (
     as_called,
     at_end,
+    converting,
     eager,
     held,
     module_paths,
@@ -99,11 +102,12 @@ class Session:
         self.model = model
         self.leaves: dict[str, Node] = {}
         self.fakes: dict[str, torch.Tensor] = {}
-        self._device = _device_of(model)
+        self._device = device_of(model)
         self._make_leaves()
         check_names(model, self.specs)
         self._maker: Callable[[Sizes], Candidate] | None = None
         self._places: set[int] = set()
+        self._fixed = False
         self._dims = dimensions(model)
 
     def _build(self) -> nn.Module:
@@ -111,7 +115,7 @@ class Session:
         recorder = Recorder(self._built, self.fake_mode, Lengths(set(), 0))
         recorder.place.constructing = True
         try:
-            with self.fake_mode, recorder, Functions(recorder), torch.no_grad():
+            with self.fake_mode, recorder, Functions(recorder), torch.no_grad(), converting():
                 model = self.target.build()
         except Exception as error:
             raise TraceError(
@@ -245,15 +249,12 @@ class Session:
 
     def at(self, seq_len: int) -> Trace:
         """The pass at ``seq_len`` tokens, following the structural one."""
-        structural = self.structural()
-        assert self._maker is not None
         sizes = Sizes(1, seq_len, seq_len)
-        return self._run(self._maker(sizes), sizes, structural)
+        return self._run(self.called(sizes), sizes, self.structural())
 
     def called(self, sizes: Sizes) -> Candidate:
         """How the structural pass calls the model, at ``sizes``."""
-        self.structural()
-        assert self._maker is not None
+        assert self.structural() and self._maker is not None
         return self._maker(sizes)
 
     def varied(
@@ -278,6 +279,7 @@ class Session:
                 sizes = self._sizes(row)
                 trace = self._run(maker(sizes), sizes, None)
                 if trace.failure is None:
+                    maker, trace = self._with_parts(maker, trace)
                     self._maker = maker
                     return self._oriented(maker, trace)
                 longer = failed[-1][0].failure if failed and failed[-1][1] is maker else None
@@ -293,12 +295,24 @@ class Session:
         trace, self._maker = min(failed, key=lambda pair: distance(pair[0].failure))
         return trace
 
+    def _with_parts(self, maker: Maker, trace: Trace) -> tuple[Maker, Trace]:
+        """The call and its trace with the parts beside it that forward left out; those that do not run stay out."""
+        parts = left_out(self.model, trace)
+        if not parts or maker(trace.sizes).given:
+            return maker, trace
+        together, again = with_parts(
+            maker, parts, lambda made: self._run(made(trace.sizes), trace.sizes, None)
+        )
+        return (maker, trace) if again is None or again.failure is not None else (together, again)
+
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the sequence along the axis that attention runs over."""
         trace = self._unfolded(maker, trace)
+        fed = maker(trace.sizes)
+        self._fixed = fed_fixed(fed, trace.sizes)
         if contracts_tokens(trace):
-            return trace
-        if trace.graph.attentions:
+            return self._attended(maker, trace) if self._fixed else trace
+        if trace.graph.attentions and (follows_length(fed) or fed.given):
 
             def swapped(sizes: Sizes) -> Candidate:
                 return transposed(maker(sizes))
@@ -319,7 +333,7 @@ class Session:
 
     def _attended(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the places that attention does run over as tokens: patches, frames after a stride."""
-        places = attended(trace, self.model)
+        places = attended(trace, self.model) - (trace.lengths.sequence if self._fixed else set())
         if not places:
             return trace
         self._places = places
@@ -361,9 +375,9 @@ class Session:
         met: Callable[[Site], None] | None = None,
     ) -> Trace:
         graph = Graph()
-        lengths = self._lengths(candidate, sizes)
+        lengths = lengths_of(candidate, sizes)
         if self._places:
-            tokens = structural.sizes.tokens if structural is not None else sizes.tokens
+            tokens = structural.sizes.tokens if structural is not None and not self._fixed else sizes.tokens
             lengths.sequence |= at_length(self._places, tokens, sizes.tokens)
         reference = structural.provenances if structural is not None else None
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
@@ -377,7 +391,12 @@ class Session:
             recorder.give(fake, self._entering(graph, self.leaves[name], fake, lengths))
         arguments = [self.make(recorder, item, sizes) for item in candidate.args]
         keywords = {name: self.make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
-        failure = self._forward(recorder, arguments, keywords)
+        beside = self.make(recorder, candidate.beside, sizes)
+        whole = not candidate.parts_only
+        with untouched(self.model):
+            failure, _ = self.call(
+                recorder, arguments, keywords, dict(self.fakes), beside=beside, whole=whole
+            )
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.places, trace.effort = frozenset(self._places), recorder.effort
         trace.unregistered = self._unregistered(graph)
@@ -408,10 +427,6 @@ class Session:
             node.gradient = leaf.gradient
         return node
 
-    def _forward(self, recorder: Recorder, arguments: list[Any], keywords: dict[str, Any]) -> Failure | None:
-        with untouched(self.model):
-            return self.call(recorder, arguments, keywords, dict(self.fakes))[0]
-
     def call(
         self,
         recorder: Recorder,
@@ -420,30 +435,27 @@ class Session:
         tensors: dict[str, Any],
         *,
         tied: bool = True,
+        beside: Mapping[str, dict[str, Any]] | None = None,
+        whole: bool = True,
     ) -> tuple[Failure | None, Any]:
-        """Run forward once under ``recorder``: why it stopped, and what it returned.
+        """Run forward once under ``recorder``, and the parts ``beside`` it: why it stopped, and what it returned.
 
         ``tensors`` stand for parameters and buffers and take up what forward puts in their place. What else it
-        changes stays, until the ``untouched`` that the caller has entered ends. ``tied``: what is one
-        tensor now stays one.
+        changes stays, until the caller's ``untouched`` ends. ``tied``: what is one tensor now stays one. Without
+        ``whole`` only the parts run.
         """
         with ExitStack() as stack:
-            stack.enter_context(as_called())
-            stack.enter_context(uncollected())
-            stack.enter_context(quiet_kernels())
-            stack.enter_context(eager())
+            for context in (as_called(), uncollected(), quiet_kernels(), converting(), eager()):
+                stack.enter_context(context)
             stack.enter_context(module_paths(self.model, recorder.place))
             stack.enter_context(at_end(self.model, lambda: recorder.mark_kept(held(self.model))))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(self.fake_mode)
-            stack.enter_context(recorder)
-            stack.enter_context(Functions(recorder))
+            for mode in (torch.no_grad(), self.fake_mode, recorder, Functions(recorder)):
+                stack.enter_context(mode)
             try:
-                if self.abstract:
-                    return None, self.model(*arguments, **keywords)
-                return None, torch.func.functional_call(
-                    self.model, tensors, tuple(arguments), keywords, tie_weights=tied
-                )
+                result = self._called("", arguments, keywords, tensors, tied) if whole else None
+                for path, given in (beside or {}).items():
+                    self._called(path, [], given, tensors, tied)
+                return None, result
             except Enough:
                 return None, None
             except Laborious as reason:
@@ -451,17 +463,15 @@ class Session:
             except Exception as error:
                 return stopped(recorder, error), None
 
-    def _lengths(self, candidate: Candidate, sizes: Sizes) -> Lengths:
-        tensors = [item for item in candidate.inputs() if not item.literal]
-        sequence = {sizes.tokens, sizes.keys}
-        batch = sizes.batch
-        if tensors and all(item.shape(sizes) in ((), (sizes.tokens,)) for item in tensors):
-            batch = 1  # one text, or several behind one another
-        elif candidate.given and tensors:
-            leading = tensors[0].shape(sizes)
-            batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
-        around = {factor * size + offset for size in sequence for factor in (1, 2) for offset in (-1, 0, 1)}
-        return Lengths(around, batch, (sizes.tokens, sizes.keys))
+    def _called(self, path: str, args: list[Any], kwargs: Any, tensors: dict[str, Any], tied: bool) -> Any:
+        """What the part at ``path`` returns, the model itself where that is empty."""
+        part = self.model.get_submodule(path)
+        if self.abstract:
+            return part(*args, **kwargs)
+        if path:
+            start = f"{path}."
+            tensors = {name[len(start) :]: item for name, item in tensors.items() if name.startswith(start)}
+        return torch.func.functional_call(part, tensors, tuple(args), kwargs, tie_weights=tied)
 
     def make(self, recorder: Recorder, item: Any, sizes: Sizes) -> Any:
         """The argument that an :class:`Input`, or a nest of them, stands for at these sizes."""
@@ -488,13 +498,3 @@ class Session:
 
 
 _PROVENANCE = {"content": Provenance.CONTENT, "positions": Provenance.POSITION, "mask": Provenance.MASK}
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    """Where the first of a model's tensors is that has numbers; the CPU without one."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        known = elsewhere(tensor)
-        device = tensor.device if known is None else known.device
-        if device.type != "meta":
-            return device
-    return torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -392,7 +392,7 @@ def _fixed(candidate: Candidate, sizes: Sizes) -> Candidate:
             return type(item)(fixed(part) for part in item)
         if not isinstance(item, Input) or item.literal or item.value is not None:
             return item
-        return Input(item.dtype, item.shape(sizes), item.role)
+        return replace(item, dims=item.shape(sizes))
 
     return Candidate(
         [fixed(item) for item in candidate.args],
