@@ -27,7 +27,7 @@ least two whole runs, or one whole run whose last layer alone differs.
 A pattern of the user's own that no config tells is a warning. One layer alone that no pattern explains is an error;
 where it would be the first of "every k-th" in a stack that ends before the second, a warning. Two layers of which the
 last has none are taken for a pattern. Layers that are passes of one loop over plain weights are told apart by their
-order alone: a warning.
+order alone: a warning, also where they are held to a declared list, which then needs one entry a pass.
 
 ## Fix
 
@@ -180,9 +180,10 @@ def _types(facets: Facets, count: int) -> list[str] | None:
 
 def _judged(facets: Facets, stack: _Stack, said: list[bool] | None) -> Finding | None:
     indices = sorted(stack.layers)
-    if said is not None and stack.numbered and len(said) > indices[-1] and any(stack.flags):
+    if said is not None and _lists(said, stack) and any(stack.flags):
         wrong = [i for i in indices if stack.layers[i][1] is not said[i]]
-        return _finding(facets, stack, wrong, "error", "the config declares") if wrong else None
+        degree: Severity = "error" if stack.numbered else "warning"
+        return _finding(facets, stack, wrong, degree, "the config declares") if wrong else None
     flags = stack.flags
     if all(flags) or not any(flags):
         return None
@@ -199,6 +200,11 @@ def _judged(facets: Facets, stack: _Stack, said: list[bool] | None) -> Finding |
     odd = [i for i in indices if stack.layers[i][1] is few]
     degree = severity(flags) if stack.numbered else "warning"
     return _finding(facets, stack, odd, degree, "the other layers of this type have")
+
+
+def _lists(said: list[bool], stack: _Stack) -> bool:
+    """Whether a declared list speaks of these layers; of a loop over plain weights it does with one entry a pass."""
+    return len(said) > max(stack.layers) if stack.numbered else len(said) == len(stack.layers)
 
 
 def regular(flags: Sequence[bool]) -> bool:

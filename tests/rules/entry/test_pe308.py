@@ -136,3 +136,15 @@ def test_a_loop_over_plain_weights():
     assert finding.severity == "warning"
     assert "Pass 1 of one loop" in finding.message
     assert findings(Loop(9).eval(), CODE, 64) == []
+
+
+def test_a_loop_is_held_to_a_list_with_one_entry_a_pass():
+    model = Loop(3).eval()
+    model.config = {**SHAPE, "no_rope_layers": [0, 1, 1, 1]}
+    (finding,) = findings(model, CODE, 64)
+    assert finding.severity == "warning"
+    assert "Pass 0, 3 of one loop" in finding.message
+    model.config = {**SHAPE, "no_rope_layers": [1, 1, 1, 0]}
+    assert findings(model, CODE, 64) == []
+    model.config = {**SHAPE, "no_rope_layers": [0, 1, 1, 1, 1]}
+    assert findings(model, CODE, 64) == []
