@@ -25,7 +25,6 @@ from pediag.targets import (
     open_target,
     parse_input_spec,
     serving_dtype,
-    shown,
     trained_length,
     understood,
 )
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pediag.encodings import Encoding
-    from pediag.trace import Failure, Session, Trace
+    from pediag.trace import Failure, Node, Session, Trace
 
 Checkable = "str | os.PathLike[str] | nn.Module | Any"
 GREATEST_LENGTH = 2**31
@@ -72,6 +71,7 @@ class Options:
     trust: Allowed = False
     gather: bool = False
     cache: tuple[CacheSpec, ...] = ()
+    beside: Callable[[Facets], None] = _nothing
 
 
 @dataclass(slots=True)
@@ -97,6 +97,8 @@ def check(
     trust: Allowed = False,
     gather: bool = False,
     reference: str | os.PathLike[str] | nn.Module | None = None,
+    optimizer: Any = None,
+    ranks: bool | Gathers = False,
     pictures: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -111,6 +113,9 @@ def check(
     encodes positions as this one should: what differs is an error, see :func:`pediag.diff`. With ``pictures`` the
     report keeps the numbers that the HTML report draws.
 
+    ``optimizer`` is the optimiser of a live model, or a list of them. With ``ranks`` what the ranks of torch.distributed
+    hold of positions is compared; every rank must call then. A :class:`pediag.Ranks` says more of them.
+
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
@@ -118,7 +123,8 @@ def check(
     options = replace(
         _options(seq_len, train_len, dtype, config, inputs, trust, gather), cache=_cache_specs(cache)
     )
-    return _report(target, rules, options, progress, reference, pictures=pictures)
+    with beside(target, optimizer, ranks) as options.beside:
+        return _report(target, rules, options, progress, reference, pictures=pictures)
 
 
 def inspect(
@@ -374,7 +380,8 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
         explain(facets.encodings, session.target.config, structural.seq_len)
     if unread := _unread(structural, facets.encodings):
         facets.gaps["numbers"] = f"a position signal is not recognised: {unread}"
-    known = options.seq_len or _taken(session.target, _own_length(session.target.config, facets.encodings))
+    along = _along_tokens(structural, facets.encodings)
+    known = options.seq_len or _taken(session.target, _own_length(session.target.config, along))
     facets.seq_len = known or DEFAULT_LENGTH
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
@@ -384,6 +391,21 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     facets.target = session.at(facets.seq_len)
     if known is None:
         _guessed_length(seen, structural)
+
+
+def _along_tokens(trace: Trace, encodings: list[Encoding]) -> list[Encoding]:
+    """The encodings that bound the number of tokens: where text is read too, not those of an image's patches."""
+    from pediag.encodings import encodes_position
+
+    def of_places(node: Node | None) -> bool:
+        return (
+            node is not None
+            and bool(node.moving)
+            and {node.shape[axis] for axis in node.moving} <= trace.places
+        )
+
+    kept = [encoding for encoding in encodings if not of_places(encoding.node)]
+    return kept if encodes_position(kept) else encodings
 
 
 def _unread(trace: Trace, encodings: Sequence[Encoding]) -> str:
@@ -443,39 +465,20 @@ def _raise_unexplained(seen: _Seen, report: Report, *, inspecting: bool, given: 
     structural, target = seen.facets.structural, seen.facets.target
     if structural is None or _explains(report):
         return
+    from pediag.trace.failures import told, why
+
     if structural.failure is not None:
         tried = f"forward({structural.inputs}) with B={structural.sizes.batch}, N={structural.sizes.tokens}"
-        raise TraceError(f"{seen.target.spec}: {tried} {_stopped(structural.failure, given=given)}")
+        raise TraceError(f"{seen.target.spec}: {tried} {why(structural.failure, given=given)}")
     if target is None or target.failure is None or inspecting:
         return
     if target.failure.abstract or not {outcome.rule.code for outcome in report.outcomes} >= _EXPLAIN_STOPS:
-        report.notes.append(f"the pass at {report.seq_len:,} tokens stopped: {_told(target.failure)}")
+        report.notes.append(f"the pass at {report.seq_len:,} tokens stopped: {told(target.failure)}")
         return
     raise TraceError(
         f"{seen.target.spec}: forward({target.inputs}) runs at N={structural.sizes.tokens} and at "
-        f"N={target.sizes.tokens} raised {_told(target.failure)}; check it at a --seq-len that the model takes"
+        f"N={target.sizes.tokens} raised {told(target.failure)}; check it at a --seq-len that the model takes"
     )
-
-
-def _stopped(failure: Failure, *, given: bool) -> str:
-    """Why the pass at the structural length stopped, and what to do."""
-    if failure.advice:
-        return f"raised {_told(failure)}; {failure.advice}"
-    if failure.abstract:
-        return (
-            f"needs the values of tokens or activations, which have none here: {_told(failure)}; "
-            "check the part of the model that comes before or after that line"
-        )
-    spec = "'name=dtype[B,N]'"
-    advice = (
-        "change its --input" if given else f"give its inputs with --input {spec} (in Python inputs=[{spec}])"
-    )
-    return f"raised {_told(failure)}; {advice} or an example_inputs(seq_len) beside the model"
-
-
-def _told(failure: Failure) -> str:
-    place = f" at {shown(failure.frame.file)}:{failure.frame.line}" if failure.frame else ""
-    return f"{failure.message.removeprefix('DependsOnContent: ')}{place}"
 
 
 def _explains(report: Report) -> bool:
