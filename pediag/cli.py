@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pediag import settings
-from pediag.command import fixing, gate, results, terminal
+from pediag.command import terminal
 from pediag.command.options import (
     Against,
     BaselineFile,
@@ -44,12 +43,13 @@ from pediag.command.options import (
     UnsafeFixes,
     WriteBaseline,
     WriteFix,
+    with_file,
 )
 from pediag.errors import UsageError
-from pediag.rules import registry
 from pediag.version import __version__
 
 if TYPE_CHECKING:
+    from pediag.settings import Allowed
     from pediag.targets.naming import Listing
 
 USAGE = 2
@@ -183,6 +183,8 @@ def check(
     in_place: InPlace = False,
 ) -> int:
     """Judge how each TARGET encodes positions."""
+    from pediag.command import fixing, gate, results
+
     wanted = fixing.Wanted(show_fixes, fix, unsafe_fixes, in_place)
     wanted.refuse(format.value, write_baseline=write_baseline is not None, statistics=statistics)
     opened = gate.opened(
@@ -222,6 +224,8 @@ def config(
     format: FormatOption = Format.rich,
 ) -> int:
     """Show what the settings say, from which line, and whether they count for TARGET."""
+    from pediag.command import gate
+
     own = gate.settings_of(targets or ())
     if format is Format.json:
         terminal.write(gate.as_json(own))
@@ -244,6 +248,8 @@ def inspect(
     jobs: Jobs = 1,
 ) -> int:
     """Show what encodes position in each TARGET: schemes, parameters, sites, source lines."""
+    from pediag.command import results
+
     options = _loading(seq_len, train_len, dtype, config, inputs, trust)
     done = results.each(_listed(targets, output, config), "inspect", options, jobs)
     results.deliver_inspection(done, format.value, output)
@@ -254,6 +260,7 @@ def inspect(
 def explain(code: RuleName) -> int:
     """Show a rule's page: what it checks, why it matters, its limits, the fix."""
     from pediag.report import catalogue
+    from pediag.rules import registry
 
     rule = registry.find(code)
     terminal.write(terminal.drawn(lambda console: catalogue.explain(rule, console)))
@@ -264,6 +271,7 @@ def explain(code: RuleName) -> int:
 def rules(format: FormatOption = Format.rich) -> int:
     """List all rules."""
     from pediag.report import catalogue
+    from pediag.rules import registry
 
     known = registry.all_rules()
     if format is Format.json:
@@ -415,12 +423,12 @@ def diff(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
-    given = gate.with_file(sys.argv[1:] if arguments is None else arguments)
+    given = with_file(sys.argv[1:] if arguments is None else arguments)
     terminal.open_stderr()
     if terminal.tracebacks():
         terminal.log_to_stderr()
     try:
-        status = int(app(args=given or ["--help"], standalone_mode=False, prog_name="pediag") or 0)
+        status = _run(given)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Exception as error:
@@ -433,9 +441,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _run(given: list[str]) -> int:
+    """Let typer read the words, or not where there is nothing to read: its parser takes longer than these commands."""
+    match given:
+        case ["rules"]:
+            return rules()
+        case ["explain", code] if not code.startswith("-"):
+            return explain(code)
+    return int(app(args=given or ["--help"], standalone_mode=False, prog_name="pediag") or 0)
+
+
 def _tell_left_out() -> None:
     """One line on stderr for each installed package whose rules could not be read."""
-    for said in registry.left_out():
+    registry = sys.modules.get("pediag.rules.registry")  # where no rule was asked for, none was left out
+    for said in registry.left_out() if registry is not None else ():
         terminal.complain(f"note: {said}")
 
 
@@ -447,6 +466,9 @@ def _loading(
     inputs: list[str] | None,
     trust: bool,
 ) -> dict[str, Any]:
+    from pediag import settings
+    from pediag.command import gate
+
     own = settings.load(gate.here())
     return _options(seq_len, train_len, dtype, config, inputs, trust or own.allowed)
 
@@ -457,7 +479,7 @@ def _options(
     dtype: str | None,
     config: Path | None,
     inputs: list[str] | None,
-    trust: settings.Allowed,
+    trust: Allowed,
 ) -> dict[str, Any]:
     return {
         "seq_len": seq_len,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pediag.errors import PediagError
-from pediag.rules import registry
 
 
 def rules(incomplete: str) -> list[tuple[str, str]]:
@@ -11,6 +10,8 @@ def rules(incomplete: str) -> list[tuple[str, str]]:
 
     Where nothing is offered the shell completes file names, as it does for targets.
     """
+    from pediag.rules import registry
+
     before, comma, begun = incomplete.rpartition(",")
     try:
         known = registry.all_rules()

@@ -113,22 +113,6 @@ def _baseline(own: Configuration, given: Path | None, write: str | None) -> base
     return baselines.read(path) if os.path.lexists(path) else baselines.Baseline(path)
 
 
-def with_file(arguments: Sequence[str]) -> list[str]:
-    """The arguments, in which ``--write-baseline`` has a value: the word after it where that is a .json file.
-
-    What stands after it else is a target.
-    """
-    made: list[str] = []
-    for place, word in enumerate(arguments):
-        if word == "--":
-            return [*made, *arguments[place:]]
-        if made and made[-1] == f"{WRITE}=" and word.endswith(".json") and not word.startswith("-"):
-            made[-1] += word
-        else:
-            made.append(f"{WRITE}=" if word == WRITE else word)
-    return made
-
-
 def as_json(own: Configuration) -> str:
     """What is in force as JSON."""
     value = {

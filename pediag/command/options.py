@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -167,3 +168,19 @@ RuleName = Annotated[
     str,
     typer.Argument(metavar="CODE|NAME", help="Such as PE302.", autocompletion=completion.rules),
 ]
+
+
+def with_file(arguments: Sequence[str]) -> list[str]:
+    """The arguments, in which ``--write-baseline`` has a value: the word after it where that is a .json file.
+
+    What stands after it else is a target.
+    """
+    made: list[str] = []
+    for place, word in enumerate(arguments):
+        if word == "--":
+            return [*made, *arguments[place:]]
+        if made and made[-1] == f"{WRITE}=" and word.endswith(".json") and not word.startswith("-"):
+            made[-1] += word
+        else:
+            made.append(f"{WRITE}=" if word == WRITE else word)
+    return made

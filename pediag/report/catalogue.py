@@ -9,9 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pediag.report.json import SCHEMA_VERSION, dump
-from pediag.report.rich import STYLES
-from pediag.report.wording import printable
+from pediag.report.wording import STYLES, printable
 from pediag.rules.packages import OWN
 from pediag.rules.rule import Rule
 
@@ -40,6 +38,8 @@ def render(rules: Iterable[Rule], console: Console) -> None:
 
 def as_json(rules: Iterable[Rule]) -> str:
     """The catalogue as ``{"schema_version": 1, "rules": [...]}``."""
+    from pediag.report.json import SCHEMA_VERSION, dump
+
     entries = [
         {
             "code": rule.code,

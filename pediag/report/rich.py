@@ -14,6 +14,7 @@ from pediag.report import summary, told
 from pediag.report.model import Recognised, Report, Result, Stopped
 from pediag.report.sites import group
 from pediag.report.wording import (
+    STYLES,
     counted,
     grouped,
     harmless,
@@ -28,7 +29,6 @@ from pediag.report.wording import (
 from pediag.rules.finding import Evidence, Finding
 from pediag.rules.run import Status
 
-STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 VERDICTS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red")}
 UNJUDGED: tuple[tuple[Status, str], ...] = (
     ("not-applicable", "not applicable"),

@@ -11,6 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+"""How a terminal shows a severity."""
+
 LONGEST_SOURCE = 4_000_000
 """Bytes of a source file read at most to quote one line of it."""
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pediag.targets.editing import REMOVED, Edit
+from pediag.targets._edit import REMOVED, Edit
 
 Severity = Literal["error", "warning", "note"]
 Applicability = Literal["safe", "unsafe", "manual"]

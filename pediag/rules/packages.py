@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -60,10 +61,13 @@ def named() -> list[Named | Unread]:
 
 
 def _named() -> Iterator[Named | Unread]:
+    places = [place for place in sys.path if place]
+    if not any(map(_may_name, places)) and not _other_finders():
+        return
     from importlib.metadata import distributions
 
     seen: set[str] = set()
-    for found in distributions(path=[place for place in sys.path if place]):
+    for found in distributions(path=places):
         try:
             if GROUP not in (found.read_text("entry_points.txt") or ""):
                 continue
@@ -77,6 +81,32 @@ def _named() -> Iterator[Named | Unread]:
             yield from {Named(name, entry.value) for entry in found.entry_points if entry.group == GROUP}
         except Exception as error:  # whatever is written there
             yield Unread(name, f"its entry points cannot be read: {type(error).__name__}: {error}")
+
+
+def _may_name(place: str) -> bool:
+    """Whether a package installed in ``place`` may name rules: to look takes less than to import importlib.metadata."""
+    if place.endswith(".egg") or os.path.isfile(place):
+        return True
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return False
+    kept = (name for name in names if name.lower().endswith((".dist-info", ".egg-info")))
+    return any(_mentions(os.path.join(place, name, "entry_points.txt")) for name in kept)
+
+
+def _mentions(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return GROUP.encode() in file.read()
+    except OSError:
+        return False
+
+
+def _other_finders() -> bool:
+    """Whether packages are found here in other ways than in the folders of the path."""
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_distributions"))
+    return any(finder is not PathFinder for finder in finders)
 
 
 def rule_files(entry: Named) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -123,6 +122,8 @@ def _is_prefix(wanted: str, code: str) -> bool:
 
 
 def _nearest(wanted: str) -> str:
+    import difflib
+
     by_spelling = {key: rule for rule in all_rules() for key in (rule.code.lower(), rule.name)}
     close = difflib.get_close_matches(wanted, by_spelling, n=1, cutoff=0.5)
     if not close:

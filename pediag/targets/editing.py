@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from pediag.errors import PediagError
+from pediag.targets._edit import REMOVED, Edit
 from pediag.targets._spans import Node, repeated, spans
 
 LARGEST = 2**18
@@ -21,26 +19,6 @@ CONTEXT = 3
 """Lines before and after a change that a diff shows."""
 
 _HUNK = re.compile(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
-
-
-class Removed(Enum):
-    """The value of an edit that takes its key away."""
-
-    REMOVED = "removed"
-
-
-REMOVED: Final = Removed.REMOVED
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Give the key at a dotted path this value, or take the key away where the value is REMOVED.
-
-    A key that is not there yet is added at the end of its object.
-    """
-
-    path: str
-    value: Any
 
 
 class CannotEdit(PediagError):
@@ -70,6 +48,8 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 
 def diff(old: str, new: str, name: str = "config.json") -> str:
     """A unified diff of two texts of the file ``name``, which ``patch -p1`` and ``git apply`` take."""
+    import difflib
+
     a, b = _lines(old), _lines(new)
     first = _alike(a, b)
     last = _alike(a[first:][::-1], b[first:][::-1])
