@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,13 +29,15 @@ from pediag.targets import (
     understood,
 )
 from pediag.targets.caches import CacheSpec, parse_cache_spec
+from pediag.training import beside
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from pediag.encodings import Encoding
-    from pediag.trace import Failure, Node, Session, Trace
+    from pediag.trace import Node, Session, Trace
+    from pediag.trace.ranks import Gathers
 
 Checkable = "str | os.PathLike[str] | nn.Module | Any"
 GREATEST_LENGTH = 2**31
@@ -71,7 +73,7 @@ class Options:
     trust: Allowed = False
     gather: bool = False
     cache: tuple[CacheSpec, ...] = ()
-    beside: Callable[[Facets], None] = _nothing
+    beside: Callable[[Facets, Target], None] | None = None
 
 
 @dataclass(slots=True)
@@ -113,17 +115,16 @@ def check(
     encodes positions as this one should: what differs is an error, see :func:`pediag.diff`. With ``pictures`` the
     report keeps the numbers that the HTML report draws.
 
-    ``optimizer`` is the optimiser of a live model, or a list of them. With ``ranks`` what the ranks of torch.distributed
-    hold of positions is compared; every rank must call then. A :class:`pediag.Ranks` says more of them.
+    ``optimizer`` is the optimiser of a live model, or a list of them. With ``ranks`` what the ranks of
+    torch.distributed hold of positions is compared; every rank must call then. A :class:`pediag.Ranks` says more.
 
     Raises LoadError when the target cannot be opened, TraceError when it cannot be run abstractly and no rule
     can say why, UsageError for an option that cannot be meant. The model is left as it was.
     """
     rules = registry.select(registry.split(select), registry.split(ignore, "ignore"))
-    options = replace(
-        _options(seq_len, train_len, dtype, config, inputs, trust, gather), cache=_cache_specs(cache)
-    )
-    with beside(target, optimizer, ranks) as options.beside:
+    options = _options(seq_len, train_len, dtype, config, inputs, trust, gather)
+    with beside(optimizer, ranks) as add:
+        options = replace(options, cache=_cache_specs(cache), beside=add)
         return _report(target, rules, options, progress, reference, pictures=pictures)
 
 
@@ -248,6 +249,8 @@ def _judged(
     trust, told = decided(options.trust, target)
     opened = open_target(target, config=declared, trust=trust)
     seen = _run_as_theirs(opened, options, step)
+    if options.beside is not None:
+        options.beside(seen.facets, opened)
     if reference is not None:
         _refer(seen, reference, options, step)
     step.step("checking rules")

@@ -12,8 +12,10 @@ from pediag.rules.finding import Finding, Severity
 if TYPE_CHECKING:
     from pediag.encodings import Encoding
     from pediag.targets import LazyTensor
+    from pediag.targets.code.optimizers import Optimised
     from pediag.trace import Trace
     from pediag.trace.batches import Batches
+    from pediag.trace.ranks import RankState
     from pediag.trace.steps import Steps
 
 Facet = Literal["config", "tensors", "trace", "steps", "reference", "attention"]
@@ -41,7 +43,9 @@ class Facets:
     ``batches`` runs the model on other batches when a rule asks for it: padded, packed, with other position ids.
     ``steps`` runs cached steps when a rule asks for them.
 
-    ``reference`` is what is known of the target to compare with. ``shared`` keeps what one rule computed for others.
+    ``reference`` is what is known of the target to compare with. ``optimised`` says which parameters the optimisers of
+    a training run hold, ``ranks`` what each of its ranks holds of positions. ``shared`` keeps what one rule computed
+    for others.
     """
 
     seq_len: int
@@ -55,6 +59,8 @@ class Facets:
     unread: list[Encoding] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
     reference: Facets | None = None
+    optimised: Optimised | None = None
+    ranks: list[RankState] | None = None
     batches: Batches | None = field(default=None, repr=False)
     steps: Steps | None = field(default=None, repr=False)
     shared: dict[Any, Any] = field(default_factory=dict, repr=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pediag.targets import shown
 from pediag.trace.frames import Frame, _is_glue
 from pediag.trace.graph import Node, Site
 from pediag.trace.place import DependsOnContent, Laborious, Overrun, explain
@@ -109,3 +110,25 @@ def distance(failure: Failure | None) -> int:
     if failure.table is not None:
         return 2
     return 3 if failure.abstract else 4
+
+
+def why(failure: Failure, *, given: bool) -> str:
+    """Why the pass at the structural length stopped, and what to do."""
+    if failure.advice:
+        return f"raised {told(failure)}; {failure.advice}"
+    if failure.abstract:
+        return (
+            f"needs the values of tokens or activations, which have none here: {told(failure)}; "
+            "check the part of the model that comes before or after that line"
+        )
+    spec = "'name=dtype[B,N]'"
+    advice = (
+        "change its --input" if given else f"give its inputs with --input {spec} (in Python inputs=[{spec}])"
+    )
+    return f"raised {told(failure)}; {advice} or an example_inputs(seq_len) beside the model"
+
+
+def told(failure: Failure) -> str:
+    """The error of a pass in words, and the line it came from."""
+    place = f" at {shown(failure.frame.file)}:{failure.frame.line}" if failure.frame else ""
+    return f"{failure.message.removeprefix('DependsOnContent: ')}{place}"
