@@ -1,0 +1,1 @@
+"""What training did with positions."""
