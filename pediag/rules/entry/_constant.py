@@ -146,11 +146,12 @@ def unread(facets: Facets) -> Iterator[tuple[str, Node]]:
         _homes(trace) | {node.module for node in trace.graph.kept if node.op != "leaf"},
     )
     known = _by_numbers(left) | _by_size(facets, left)
-    read = {name.rpartition(".")[0] for name in facets.batches.stored() if name not in left}
-    for name in left:
-        owner = name.rpartition(".")[0]
-        if name in known and owner not in (read - {""}) | replaced and _meant(facets, owner, ran):
-            yield name, left[name]
+    stored = facets.batches.stored()
+    read = {name.rpartition(".")[0] for name in stored if name not in left}
+    busy = {node for name, node in stored.items() if name.rpartition(".")[0] in (read - {""}) | replaced}
+    for name, node in left.items():
+        if name in known and node not in busy and _meant(facets, name.rpartition(".")[0], ran):
+            yield name, node
 
 
 def _ran(trace: Trace) -> set[str]:

@@ -104,3 +104,41 @@ def test_a_learned_bias_has_to_be_made_in_forward() -> None:
             self.slopes = nn.Parameter(torch.tensor([2.0**-4, 2.0**-8]))
 
     assert not findings(LearnedSlopes().eval(), "PE304", 8192)
+
+
+def test_one_rotary_module_under_two_names_that_makes_its_cache_longer() -> None:
+    """Every layer holds the rotary module of the first, which keeps a longer cache than the one stored."""
+
+    class Grown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grow(64)
+
+        def grow(self, n: int) -> None:
+            angle = torch.outer(torch.arange(n).float(), 10000.0 ** (-torch.arange(0, 16, 2) / 16)).repeat(
+                1, 2
+            )
+            self.register_buffer("cos", angle.cos(), persistent=False)
+            self.register_buffer("sin", angle.sin(), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > len(self.cos):
+                self.grow(x.shape[1])
+            n, (a, b) = x.shape[1], x.chunk(2, -1)
+            return x * self.cos[:n] + torch.cat((-b, a), -1) * self.sin[:n]
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.qk = nn.Embedding(103, 16), nn.Linear(16, 32)
+            rotary = Grown()
+            self.rotary = nn.ModuleList([rotary, rotary])
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.tokens(ids)
+            for rotary in self.rotary:
+                q, k = (rotary(part) for part in self.qk(x).chunk(2, -1))
+                x = x + nn.functional.scaled_dot_product_attention(q, k, x, is_causal=True)
+            return x
+
+    assert not findings(Shared().eval(), "PE311", 512)
