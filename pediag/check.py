@@ -191,7 +191,7 @@ class Known:
 
 
 def look(
-    target: str | os.PathLike[str] | nn.Module,
+    target: str | os.PathLike[str] | nn.Module | Target,
     *,
     seq_len: int | None = None,
     dtype: str | torch.dtype | None = None,
@@ -247,7 +247,7 @@ def _judged(
     step.step("opening")
     declared = understood(Config.from_file(options.config)) if options.config is not None else None
     trust, told = decided(options.trust, target)
-    opened = open_target(target, config=declared, trust=trust)
+    opened = target if isinstance(target, Target) else open_target(target, config=declared, trust=trust)
     seen = _run_as_theirs(opened, options, step)
     if options.beside is not None:
         options.beside(seen.facets, opened)
@@ -389,7 +389,10 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
         return
-    facets.batches, facets.steps = Batches(session), Steps(session, options.cache)
+    if session.whole:
+        facets.batches, facets.steps = Batches(session), Steps(session, options.cache)
+    else:
+        facets.gaps["steps"] = "the forward of the model was not run as a whole, only its parts"
     step.step(f"tracing at {facets.seq_len:,} tokens")
     facets.target = session.at(facets.seq_len)
     if known is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,15 +13,15 @@ from pediag.trace.inputs import Candidate, Input, Maker, Sizes, declares_inputs
 if TYPE_CHECKING:
     from pediag.trace.session import Trace
 
-Run = Callable[[Maker], "Trace"]
+Run = Callable[[Maker, Sizes], "Trace"]
 
 # Axes of an input that is no row of numbers for the text as a whole: an image, a clip, frames of sound.
 _AXES = 3
 
 
-def left_out(model: nn.Module, trace: Trace) -> dict[str, nn.Module]:
-    """By path: the outermost parts with a declared main input in which the pass recorded nothing."""
-    entered = {node.module for node in trace.graph.nodes}
+def left_out(model: nn.Module, trace: Trace | None = None) -> dict[str, nn.Module]:
+    """By path: the outermost parts with a declared main input in which the pass recorded nothing; all without one."""
+    entered = {node.module for node in trace.graph.nodes} if trace is not None else set()
     found: dict[str, nn.Module] = {}
     for path, part in model.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)
@@ -32,27 +32,54 @@ def left_out(model: nn.Module, trace: Trace) -> dict[str, nn.Module]:
     return found
 
 
-def with_parts(maker: Maker, parts: dict[str, nn.Module], run: Run) -> tuple[Maker, Trace | None]:
-    """``maker`` with those ``parts`` beside it that run for inputs made up from what they declare, and its pass.
+def with_left_out(model: nn.Module, maker: Maker, trace: Trace, run: Run) -> tuple[Maker, Trace]:
+    """``maker`` with the parts beside it that its pass left out and that run, and its pass; as it is without one.
 
-    The likeliest inputs of all parts are tried together, then those of each part by itself. Without a part that runs
-    there is no pass.
+    The inputs of parts are made up from what they declare: the likeliest of all parts are tried together, then those
+    of each part by itself, then of its own parts.
     """
     from pediag.trace.declared import of_model
 
-    ways = {path: list(of_model(part)) for path, part in parts.items()}
-    chosen = {path: makers[0] for path, makers in ways.items() if makers}
-    trace = run(_beside(maker, chosen)) if chosen else None
-    if trace is None or trace.failure is None:
-        return _beside(maker, chosen), trace
-    for path in list(chosen):
-        alone = (way for way in ways[path] if run(_only(path, way)).failure is None)
-        if (way := next(alone, None)) is None:
-            del chosen[path]
-        else:
+    parts = {} if maker(trace.sizes).given else left_out(model, trace)
+    likeliest = {path: next(of_model(part), None) for path, part in parts.items()}
+    chosen = {path: way for path, way in likeliest.items() if way is not None}
+    again = run(_beside(maker, chosen), trace.sizes) if chosen else None
+    if again is not None and again.failure is not None:
+        chosen = _by_themselves(parts, trace.sizes, run)
+        again = run(_beside(maker, chosen), trace.sizes) if chosen else None
+    return (maker, trace) if again is None or again.failure is not None else (_beside(maker, chosen), again)
+
+
+def in_parts(model: nn.Module, sizes: Sizes, run: Run) -> tuple[Maker, Trace] | None:
+    """A pass of the parts of ``model`` that run by themselves; None where none does."""
+    chosen = _by_themselves(left_out(model), sizes, run)
+    made = _beside(lambda sizes: Candidate(parts_only=True), chosen)
+    trace = run(made, sizes) if chosen else None
+    return (made, trace) if trace is not None and trace.failure is None else None
+
+
+def apart(stopped: Trace, made: Trace) -> str:
+    """That parts were run in place of the whole, and why: a note of the report."""
+    why = stopped.failure.message if stopped.failure is not None else ""
+    return (
+        f"its forward was not run as a whole, since {stopped.inputs} stops ({why}): what is judged are the parts that "
+        f"run by themselves, {made.inputs}; give its inputs with --input to judge the whole"
+    )
+
+
+def _by_themselves(parts: Mapping[str, nn.Module], sizes: Sizes, run: Run) -> dict[str, Maker]:
+    """How to call each part that runs; in place of one that does not, its own parts."""
+    from pediag.trace.declared import of_model
+
+    chosen: dict[str, Maker] = {}
+    for path, part in parts.items():
+        ways = (way for way in of_model(part) if run(_only(path, way), sizes).failure is None)
+        if (way := next(ways, None)) is not None:
             chosen[path] = way
-    trace = run(_beside(maker, chosen)) if chosen else None
-    return _beside(maker, chosen), trace
+        else:
+            inner = {f"{path}.{name}": module for name, module in left_out(part).items()}
+            chosen.update(_by_themselves(inner, sizes, run))
+    return chosen
 
 
 def _beside(maker: Maker, chosen: dict[str, Maker]) -> Maker:

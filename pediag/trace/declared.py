@@ -32,13 +32,15 @@ _MODALITIES = ("input_ids", "pixel_values", "pixel_values_videos", "input_featur
 def of_model(model: nn.Module) -> Iterator[Maker]:
     """Ways to call ``model``, the likeliest first: its main input, then with what else it takes, then text alone."""
     main = main_input(model)
-    yield from _ways(model, [main])
     accepted = inspect.signature(model.forward).parameters
     others = [name for name in _MODALITIES if name in accepted and name != main]
-    if others:
-        yield from _ways(model, [main, *(name for name in others if name != "pixel_values_videos")])
-    if "input_ids" in others:
-        yield from _ways(model, ["input_ids"])
+    together = [main, *(name for name in others if name != "pixel_values_videos")]
+    tried: list[set[str]] = []
+    for names in ([main], together, ["input_ids"] if "input_ids" in others else []):
+        asked = _asked(model, names)
+        if names and set(asked) not in tried:
+            tried.append(set(asked))
+            yield from _ways(model, asked)
 
 
 def main_input(model: nn.Module) -> str:
@@ -49,16 +51,19 @@ def main_input(model: nn.Module) -> str:
     return first if first in accepted or not accepted else accepted[0]
 
 
-def _ways(model: nn.Module, names: list[str]) -> Iterator[Maker]:
-    """Calls with these arguments, those that forward needs and a decoder's; without a cache where it takes that."""
-    config: Any = model.config
+def _asked(model: nn.Module, names: list[str]) -> list[str]:
+    """These arguments, those that forward needs and a decoder's."""
     accepted = inspect.signature(model.forward).parameters
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = [p.name for p in accepted.values() if p.default is p.empty and p.kind in named]
-    asked = [*names, *(name for name in needed if name not in names)]
-    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
-        asked.append("decoder_input_ids")
-    for together in _together(model, config, list(dict.fromkeys(asked)), accepted):
+    decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted
+    return list(dict.fromkeys([*names, *needed, *(["decoder_input_ids"] if decoder else [])]))
+
+
+def _ways(model: nn.Module, names: list[str]) -> Iterator[Maker]:
+    """Calls with these arguments, every reading of them; without a cache where forward takes that."""
+    accepted = inspect.signature(model.forward).parameters
+    for together in _together(model, model.config, names, accepted):
         yield _maker({**together, **_no_cache(accepted)})
         if "use_cache" in accepted:
             yield _maker(together)
@@ -178,7 +183,7 @@ def _packed(model: nn.Module, config: Any, names: list[str], accepted: Any) -> d
 
 
 def _fixed(rows: Any) -> Input:
-    return Input(value=torch.tensor(rows), literal=True)
+    return Input(value=torch.tensor(rows), role="positions")
 
 
 def _rows(row: list[int]) -> Input:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pediag.trace.graph import Graph, Node
+
 _OWN = frozenset(("_parameters", "_buffers", "_modules"))
 
 
@@ -80,3 +82,14 @@ def _own_attributes(kind: Any, method: str) -> Iterator[tuple[str, bool]]:
         own = isinstance(owner, ast.Name) and bool(first) and owner.id == first[0].arg
         if own and isinstance(inner, ast.Attribute):
             yield inner.attr, filled or isinstance(inner.ctx, ast.Store)
+
+
+def unregistered(model: nn.Module, graph: Graph) -> dict[Node, str]:
+    """The leaves of a pass that are neither stored nor given, and that nothing in their module keeps in place."""
+    found = {
+        node: node.names[0]
+        for node in graph.nodes
+        if node.op == "leaf" and node.names and node.names[0] and not node.stored and not node.given
+    }
+    keeps = follows(model) if found else set()
+    return {node: name for node, name in found.items() if name not in keeps}

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets.code.sharded import Elsewhere, elsewhere
-from pediag.trace.beside import fed_fixed, follows_length, left_out, with_parts
+from pediag.trace.beside import apart, fed_fixed, follows_length, in_parts, with_left_out
 from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.devices import device_of
@@ -38,7 +38,7 @@ from pediag.trace.isolation import (
 from pediag.trace.numbers import digest
 from pediag.trace.padding import Padding
 from pediag.trace.place import Effort, Enough, Laborious, Lengths, explain
-from pediag.trace.plain import follows, plain_attributes
+from pediag.trace.plain import plain_attributes, unregistered
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
 from pediag.trace.tokens import at_length, attended, contracts_tokens, folds_texts, row_axis
@@ -279,9 +279,8 @@ class Session:
                 sizes = self._sizes(row)
                 trace = self._run(maker(sizes), sizes, None)
                 if trace.failure is None:
-                    maker, trace = self._with_parts(maker, trace)
-                    self._maker = maker
-                    return self._oriented(maker, trace)
+                    self._maker, trace = with_left_out(self.model, maker, trace, self._run_by)
+                    return self._oriented(self._maker, trace)
                 longer = failed[-1][0].failure if failed and failed[-1][1] is maker else None
                 if longer is not None and longer.table is not None:
                     failed.pop()  # this shorter input got past the table that ended
@@ -293,17 +292,23 @@ class Session:
                 f"{self.target.spec}: forward() takes no input that could be made up; give --input"
             )
         trace, self._maker = min(failed, key=lambda pair: distance(pair[0].failure))
-        return trace
+        return trace if trace.failure is not None and trace.failure.site is not None else self._pieces(trace)
 
-    def _with_parts(self, maker: Maker, trace: Trace) -> tuple[Maker, Trace]:
-        """The call and its trace with the parts beside it that forward left out; those that do not run stay out."""
-        parts = left_out(self.model, trace)
-        if not parts or maker(trace.sizes).given:
-            return maker, trace
-        together, again = with_parts(
-            maker, parts, lambda made: self._run(made(trace.sizes), trace.sizes, None)
+    def _pieces(self, stopped: Trace) -> Trace:
+        """The pass of the parts that run by themselves; ``stopped``, that of the whole, where none does."""
+        made = (
+            None
+            if self.specs or self.target.example_inputs
+            else in_parts(self.model, self._sizes(1), self._run_by)
         )
-        return (maker, trace) if again is None or again.failure is not None else (together, again)
+        if made is None:
+            return stopped
+        self._maker, trace = made
+        self.target.notes.append(apart(stopped, trace))
+        return self._oriented(*made)
+
+    def _run_by(self, maker: Maker, sizes: Sizes) -> Trace:
+        return self._run(maker(sizes), sizes, None)
 
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the sequence along the axis that attention runs over."""
@@ -342,6 +347,11 @@ class Session:
             return again
         self._places = set()
         return trace
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model's own forward runs, not some of its parts only."""
+        return not self.called(self.structural().sizes).parts_only
 
     @property
     def dims(self) -> set[int]:
@@ -399,21 +409,11 @@ class Session:
             )
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.places, trace.effort = frozenset(self._places), recorder.effort
-        trace.unregistered = self._unregistered(graph)
+        trace.unregistered = unregistered(self.model, graph)
         trace.ordered, trace.provenances = recorder.noticer.ordered, recorder.settler.known
         trace.scores, trace.joins = recorder.noticer.scores, recorder.noticer.joins
         classify(trace, structural)
         return trace
-
-    def _unregistered(self, graph: Graph) -> dict[Node, str]:
-        """The leaves of a pass that are neither stored nor given, and that nothing in their module keeps in place."""
-        found = {
-            node: node.names[0]
-            for node in graph.nodes
-            if node.op == "leaf" and node.names and node.names[0] and not node.stored and not node.given
-        }
-        keeps = follows(self.model) if found else set()
-        return {node: name for node, name in found.items() if name not in keeps}
 
     def _entering(self, graph: Graph, leaf: Node, fake: torch.Tensor, lengths: Lengths) -> Node:
         """A stored tensor as it enters a pass; one with a row for each of a fixed number of places moves."""
