@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pediag.rules.finding import Finding, Severity
 
 if TYPE_CHECKING:
+    from pediag.attributing.model import AttentionMap, TextAttribution
     from pediag.encodings import Encoding
     from pediag.targets import LazyTensor
     from pediag.targets.code.optimizers import Optimised
@@ -44,7 +45,8 @@ class Facets:
     ``steps`` runs cached steps when a rule asks for them.
 
     ``reference`` is what is known of the target to compare with. ``optimised`` says which parameters the optimisers of
-    a training run hold, ``ranks`` what each of its ranks holds of positions. ``shared`` keeps what one rule computed
+    a training run hold, ``ranks`` what each of its ranks holds of positions. ``attributions`` and ``attention`` are of
+    real inputs, where such were given: see :func:`pediag.attribute`. ``shared`` keeps what one rule computed
     for others.
     """
 
@@ -63,6 +65,8 @@ class Facets:
     ranks: list[RankState] | None = None
     batches: Batches | None = field(default=None, repr=False)
     steps: Steps | None = field(default=None, repr=False)
+    attributions: list[TextAttribution] | None = field(default=None, repr=False)
+    attention: list[AttentionMap] | None = field(default=None, repr=False)
     shared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 

@@ -1,0 +1,209 @@
+"""What of a model's output is owed to positions and what to tokens, and what its heads look at, on real inputs.
+
+A target goes through the pipeline of :mod:`pediag.check` up to its rules, which tells where positions enter. The model
+itself then runs on the inputs, and other values are put in the place of those that enter there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from pediag.check import Known, Progress, alone, look
+from pediag.errors import TraceError, UsageError
+from pediag.report.attribution import Attribution
+from pediag.rules import registry
+from pediag.rules.run import run
+from pediag.settings import decided
+from pediag.targets import Config, open_target, understood
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from pediag.attributing.model import AttentionMap, TextAttribution
+    from pediag.attributing.slots import Baseline
+    from pediag.attributing.tokens import Fed, Reader
+    from pediag.settings import Allowed
+    from pediag.targets import Target
+    from pediag.trace import Session, Trace
+
+RULES = ("PE801", "PE802")
+MOST_STEPS = 4096
+
+
+def attribute(
+    target: str | os.PathLike[str] | nn.Module,
+    inputs: Any = None,
+    *,
+    texts: str | Iterable[str] = (),
+    of: Callable[[Any], torch.Tensor] | int | str | None = None,
+    tokenizer: Any = None,
+    attention: bool = True,
+    gradients: bool = True,
+    baseline: Baseline = "mean",
+    steps: int = 256,
+    seq_len: int | None = None,
+    config: str | os.PathLike[str] | None = None,
+    trust: Allowed = False,
+    progress: Progress | None = None,
+) -> Attribution:
+    """Attribute an output of a model to its positions and to its tokens, and map what its heads look at.
+
+    ``target`` is a live module or what the command line takes. It runs on ``inputs`` (a tensor, a tuple, or a mapping
+    from names of arguments; a list of mappings for several) and on each of ``texts``, which ``tokenizer`` reads: the
+    one in the target's folder, unless a folder or an object is given; else on what ``example_inputs`` beside the
+    target gives for ``seq_len`` tokens.
+
+    ``of`` is the number that is attributed: a function of the output, an index of a class or of a token of the
+    vocabulary, or one of "next", "mask", "mean", "first", "class"; without it the output decides. ``baseline`` is what
+    added positions are compared with: the "mean" of their rows, "zero", or the "first" row. At most ``steps`` steps are
+    taken for the integral. Without ``gradients`` there are only maps of attention, without ``attention`` none.
+
+    Raises LoadError, TraceError and UsageError as :func:`pediag.check`, and UsageError where captum is not installed.
+    The model is left as it was.
+    """
+    _refuse(baseline, steps, gradients, attention)
+    say = progress.step if progress is not None else _silent
+    say("opening")
+    from pediag.attributing import loading, tokens
+
+    trusted, told = decided(trust, target)
+    opened = open_target(
+        target, config=understood(Config.from_file(config)) if config is not None else None, trust=trusted
+    )
+    say("loading the model")
+    model = loading.real_model(opened)
+    reader = tokens.reader_of(tokenizer, opened)
+    listed = _listed(inputs, texts, opened, model, reader, seq_len)
+    with alone(model):
+        found = _Run(opened, model, listed, reader, say)
+        return found.made(of, baseline, steps, gradients=gradients, attention=attention, told=told)
+
+
+def _refuse(baseline: str, steps: int, gradients: bool, attention: bool) -> None:
+    from pediag.attributing.slots import BASELINES
+
+    if baseline not in BASELINES:
+        raise UsageError(f"baseline {baseline!r} is unknown; the known ones are {', '.join(BASELINES)}")
+    if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"steps must be a whole number from 1 to {MOST_STEPS}; got {steps!r}")
+    if not gradients and not attention:
+        raise UsageError("neither gradients nor attention: nothing to measure")
+    if gradients:
+        from pediag.attributing.gradients import method
+
+        method()
+
+
+def _listed(
+    inputs: Any, texts: str | Iterable[str], opened: Target, model: nn.Module, reader: Reader | None, length: int | None
+) -> list[Fed]:
+    """All calls of the model that are asked for."""
+    from pediag.attributing import tokens
+
+    lines = [texts] if isinstance(texts, str) else list(texts)
+    if lines and reader is None:
+        raise UsageError("a text needs a tokenizer: none is beside the target; give --tokenizer FOLDER, or --input")
+    several = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], dict) else [inputs]
+    found = [tokens.of_inputs(one, model, reader) for one in several if one is not None]
+    found += [tokens.of_text(line, reader, model) for line in lines if reader is not None]
+    return found or [tokens.of_example(opened, model, length, reader)]
+
+
+class _Run:
+    """One model under observation, with the calls that are made of it."""
+
+    def __init__(
+        self, opened: Target, model: nn.Module, listed: Sequence[Fed], reader: Reader | None, say: Callable[[str], None]
+    ) -> None:
+        self.opened, self.model, self.listed, self.reader, self.say = opened, model, listed, reader, say
+        self.known = self._look()
+
+    def _look(self) -> Known:
+        from pediag.targets import Target
+
+        first = self.listed[0]
+        live = Target(
+            self.opened.spec,
+            self.opened.loader,
+            self.opened.sha256,
+            module=self.model,
+            config=self.opened.config,
+            example_inputs=first.example,
+            notes=self.opened.notes,
+        )
+        self.say("finding where positions enter")
+        return look(live, seq_len=first.length)
+
+    def made(
+        self, of: Any, baseline: Baseline, steps: int, *, gradients: bool, attention: bool, told: list[str]
+    ) -> Attribution:
+        from pediag.trace.isolation import untouched
+
+        facets = self.known.facets
+        texts: list[TextAttribution] = []
+        maps: list[AttentionMap] = []
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            for place, fed in enumerate(self.listed):
+                self.say(f"attributing input {place + 1} of {len(self.listed)}")
+                if gradients:
+                    texts.append(self._attributed(fed, of, baseline, steps))
+                if attention:
+                    maps.append(self._map(fed))
+        facets.seq_len = max(fed.length for fed in self.listed)
+        facets.attributions, facets.attention = texts or None, maps or None
+        outcomes = run(registry.select(RULES), facets)
+        return Attribution(
+            self.known.info, facets.encodings, texts, maps, outcomes, [*told, *self.known.notes]
+        )
+
+    def _trace(self, length: int) -> Trace:
+        facets = self.known.facets
+        if facets.target is not None and facets.target.seq_len == length:
+            return self._ran(facets.target)
+        assert facets.batches is not None
+        session: Session = facets.batches.session
+        return self._ran(session.at(length))
+
+    def _ran(self, trace: Trace) -> Trace:
+        if trace.failure is not None:
+            raise TraceError(
+                f"{self.opened.spec}: the pass at {trace.seq_len:,} tokens stopped: {trace.failure.message}"
+            )
+        return trace
+
+    def _attributed(self, fed: Fed, of: Any, baseline: Baseline, steps: int) -> TextAttribution:
+        from pediag.attributing.measure import attribution
+        from pediag.attributing.moving import Runner
+
+        facets = self.known.facets
+        assert facets.structural is not None
+        return attribution(
+            Runner(self.model, fed.args, fed.kwargs),
+            facets.encodings,
+            facets.structural,
+            self._trace(fed.length),
+            fed,
+            target=of,
+            baseline=baseline,
+            reader=self.reader,
+            steps=steps,
+        )
+
+    def _map(self, fed: Fed) -> AttentionMap:
+        from pediag.attributing.heads import attention_map
+        from pediag.attributing.moving import Runner
+
+        structural = self.known.facets.structural
+        expected = structural is not None and bool(structural.graph.attentions)
+        return attention_map(
+            Runner(self.model, fed.args, fed.kwargs), fed.words, fed.separators(), expected=expected
+        )
+
+
+def _silent(text: str) -> None:
+    pass

@@ -1,0 +1,147 @@
+"""Attribution of one call of a model: from the sites of its positions to shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pediag.attributing import ablation
+from pediag.attributing.entries import entries
+from pediag.attributing.gradients import MOST_STEPS, Integrated, integrate
+from pediag.attributing.model import LayerShare, TextAttribution
+from pediag.attributing.moving import Found, Runner, Wanted
+from pediag.attributing.objective import Objective, Shown, objective
+from pediag.attributing.slots import Baseline, Slot, position_slots, substitutes, token_slots
+from pediag.encodings.model import Mask, Rotary
+from pediag.errors import UsageError
+from pediag.trace import Unavailable
+
+if TYPE_CHECKING:
+    from pediag.attributing.entries import Entry
+    from pediag.attributing.tokens import Fed, Reader
+    from pediag.encodings import Encoding
+    from pediag.trace import Trace
+
+
+def attribution(
+    runner: Runner,
+    encodings: Sequence[Encoding],
+    structural: Trace,
+    trace: Trace,
+    fed: Fed,
+    *,
+    target: Any = None,
+    baseline: Baseline = "mean",
+    reader: Reader | None = None,
+    steps: int = MOST_STEPS,
+) -> TextAttribution:
+    """What of the output of one call is owed to positions and to tokens.
+
+    ``encodings`` are those of the pass ``structural``; ``trace`` is the pass of the length of the call.
+
+    Raises UsageError where the model looks up no tokens, or lets no gradients through.
+    """
+    found = _entries(encodings, structural, trace)
+    where = runner.find([Wanted(one.spot, one.forms) for one in found])
+    placed, missed = position_slots(found, where, baseline)
+    slots = [*placed, *token_slots(where, _inputs(runner), baseline)]
+    if not any(slot.side == "token" for slot in slots):
+        raise UsageError(
+            "no table was seen in which the model looks up its tokens, and no input is of real numbers: there is "
+            "nothing to attribute beside positions"
+        )
+    chosen = objective(runner.plain(), target, shown(causal(encodings, structural), where, fed, reader))
+    return _attributed(runner, slots, chosen, fed, missed, steps)
+
+
+def shown(past: bool, where: Found, fed: Fed, reader: Reader | None) -> Shown:
+    """What the choice of a target may look at; ``past`` says that attention sees the past only."""
+    rows = max((table.shape[0] for _, _, table in where.lookups), default=0)
+    return Shown(rows, past, fed.masked, reader.name if reader else None)
+
+
+def causal(encodings: Sequence[Encoding], structural: Trace) -> bool:
+    """Whether attention sees the past only, as its masks and kernels tell."""
+    told = (isinstance(one, Mask) and one.causal or isinstance(one, Rotary) and one.causal for one in encodings)
+    return any(one.causal for one in structural.graph.attentions) or any(told)
+
+
+def _entries(encodings: Sequence[Encoding], structural: Trace, trace: Trace) -> list[Entry]:
+    try:
+        return list(entries(encodings, structural, trace))
+    except Unavailable as reason:
+        raise UsageError(f"positions have no numbers here: {reason}") from None
+
+
+def _inputs(runner: Runner) -> list[torch.Tensor]:
+    return [item for item in (*runner.args, *runner.kwargs.values()) if isinstance(item, torch.Tensor)]
+
+
+def _attributed(
+    runner: Runner, slots: Sequence[Slot], chosen: Objective, fed: Fed, missed: list[str], steps: int
+) -> TextAttribution:
+    def score(variables: Sequence[torch.Tensor]) -> torch.Tensor:
+        return chosen(runner.moved(*substitutes(slots, variables)))
+
+    made = integrate(score, slots, most=steps)
+    layers = _layers(slots, made, ablation.by_module(score, slots, made.value))
+    return TextAttribution(
+        tokens=fed.words,
+        attributed=chosen.told,
+        value=made.value,
+        reference=made.reference,
+        delta=made.delta,
+        relative=made.relative,
+        steps=made.steps,
+        position=_by_token(slots, made, "position", fed.length),
+        token=_by_token(slots, made, "token", fed.length),
+        layers=layers,
+        ablations=ablation.ablations(score, slots, made.value),
+        agreement=ablation.agreement([one.share for one in layers], [one.ablation for one in layers]),
+        missed=missed,
+        references=references(slots),
+    )
+
+
+def references(slots: Sequence[Slot]) -> list[str]:
+    """From where to where each kind of value was moved, in words."""
+    told = {f"{slot.encoding.id if slot.encoding else 'tokens'}: {slot.path}" for slot in slots}
+    return sorted(told)
+
+
+def _by_token(slots: Sequence[Slot], made: Integrated, side: str, length: int) -> list[float]:
+    total = torch.zeros(length, dtype=torch.float64)
+    for slot, one in zip(slots, made.attributions, strict=True):
+        if slot.side == side:
+            part = slot.by_token(one).cpu()[:length]
+            total[: len(part)] += part
+    return [float(item) for item in total]
+
+
+def _layers(slots: Sequence[Slot], made: Integrated, falls: dict[tuple[str, str], float]) -> list[LayerShare]:
+    """The parts of each encoding in each module, in the order in which they enter."""
+    parts: dict[tuple[str, str], torch.Tensor] = {}
+    first: dict[tuple[str, str], Slot] = {}
+    tokens: torch.Tensor | float = 0.0
+    for slot, one in zip(slots, made.attributions, strict=True):
+        key, part = ablation.key_of(slot), slot.by_token(one).cpu()
+        if slot.side == "token":
+            tokens = tokens + part
+        else:
+            parts[key] = parts[key] + part if key in parts else part
+            first.setdefault(key, slot)
+    whole = float(torch.as_tensor(tokens).abs().sum()) + sum(float(one.abs().sum()) for one in parts.values())
+    return [
+        LayerShare(
+            encoding=key[0],
+            scheme=first[key].encoding.scheme if first[key].encoding else "",  # type: ignore[union-attr]
+            module=key[1],
+            share=float(part.abs().sum()) / whole if whole else 0.0,
+            total=float(part.sum()),
+            ablation=falls[key],
+            path=first[key].path,
+        )
+        for key, part in parts.items()
+    ]
