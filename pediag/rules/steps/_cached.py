@@ -176,6 +176,9 @@ def _in_scores(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...
         spread = float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) if part == "turned" else wide
         if apart <= SAME * max(spread, CONSTANT):
             continue
+        slots = _by_slot(here)
+        if slots is not None and _apart(full, slots, one, other)[0] <= SAME * max(spread, CONSTANT):
+            continue
         tokens = tuple(int(row) for row in here.rows)
         sites = [site for site in here.sites if _is_part(site, part)]
         sites = [site for site in sites if site.result.index >= done.first] or sites
@@ -248,6 +251,18 @@ def _apart(full: Reading, here: Reading, one: Floats, other: Floats) -> tuple[fl
         wide = max(wide, float(np.ptp(a, axis=-1).max()))
         left = max(left, float(np.ptp(b, axis=-1).max()))
     return apart, wide, left
+
+
+def _by_slot(here: Reading) -> Reading | None:
+    """The reading with tokens counted without those between that the cache has dropped; None where it has dropped none.
+
+    A cache that keeps the first tokens and the last gives them the positions 0, 1, ... of what is left.
+    """
+    kept = np.unique(here.columns[here.columns >= 0])
+    if kept.size == 0 or kept.size == kept[-1] + 1 or not np.isin(here.rows, kept).all():
+        return None
+    columns = np.where(here.columns >= 0, np.searchsorted(kept, here.columns), -1)
+    return replace(here, columns=columns, rows=np.searchsorted(kept, here.rows))
 
 
 def _positions(full: Reading, here: Reading) -> tuple[int | None, ...]:

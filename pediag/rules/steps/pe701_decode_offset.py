@@ -29,7 +29,8 @@ key is right in the first and wrong in the second.
 
 The position is read off by comparing with the rows of the full pass (some 60 tokens); one outside of them is told
 as "none of these". A shift of query and cached keys by the same amount changes nothing under rotary encodings and is
-silent. The convention of the cache is told from the signature of forward and confirmed by the trace: attention must
+silent. Where a cache has dropped keys between others, places counted over what is left are as right as those of the
+tokens. The convention of the cache is told from the signature of forward and confirmed by the trace: attention must
 see keys of earlier tokens. Where that fails the rule could not check; `--cache NAME=VALUE` names it. Batches with
 padding are PE703, a bias that is constant in the step PE702, chunks of several tokens PE706. Cross-attention has no
 new keys and is not judged. In the first attention what is added is judged as a whole; rows that are added in later

@@ -80,3 +80,14 @@ def test_declared_dynamic_scaling_is_a_note():
     assert finding.severity == "note"
     assert "declares dynamic scaling" in finding.message
     assert findings(transformers.LlamaForCausalLM(config).eval(), "PE701", 64) == []
+
+
+def test_a_cache_that_drops_keys_may_count_the_places_that_are_left():
+    from fixtures.corpus.k24_keys_of_another_slot import Shifted
+
+    assert findings(Shifted(by_slot=True).eval(), CODE, 256) == []
+    assert findings(Shifted(by_slot=True).eval(), "PE701", 256) == []
+    (finding,) = findings(Shifted(by_slot=False).eval(), CODE, 256)
+    # 39 cached tokens and a chunk of 19 in a cache of 40: the first new key lies at place 21.
+    assert finding.severity == "error"
+    assert "19 tokens after 39" in finding.message
