@@ -40,7 +40,7 @@ def with_left_out(model: nn.Module, maker: Maker, trace: Trace, run: Run) -> tup
     """
     from pediag.trace.declared import of_model
 
-    parts = {} if maker(trace.sizes).given else left_out(model, trace)
+    parts = {} if trace.fed.given else left_out(model, trace)
     likeliest = {path: next(of_model(part), None) for path, part in parts.items()}
     chosen = {path: way for path, way in likeliest.items() if way is not None}
     again = run(_beside(maker, chosen), trace.sizes) if chosen else None
@@ -107,7 +107,8 @@ def _is_fixed(item: Input, sizes: Sizes) -> bool:
     if item.literal or item.role != "content" or _grows(item):
         return False
     shape = item.shape(sizes)
-    return len(shape) >= _AXES and not {sizes.tokens, sizes.keys} & set(shape)
+    alone = len(shape) > 1 and all(isinstance(dim, int) for dim in item.dims)
+    return (alone or len(shape) >= _AXES) and not {sizes.tokens, sizes.keys} & set(shape)
 
 
 def _grows(item: Input) -> bool:

@@ -75,6 +75,7 @@ class Trace:
     places: frozenset[int] = frozenset()
     unregistered: dict[Node, str] = field(default_factory=dict)
     effort: Effort = field(default_factory=Effort)
+    fed: Candidate = field(default_factory=Candidate)
 
     @property
     def seq_len(self) -> int:
@@ -313,8 +314,7 @@ class Session:
     def _oriented(self, maker: Maker, trace: Trace) -> Trace:
         """The trace with the sequence along the axis that attention runs over."""
         trace = self._unfolded(maker, trace)
-        fed = maker(trace.sizes)
-        self._fixed = fed_fixed(fed, trace.sizes)
+        fed, self._fixed = trace.fed, fed_fixed(trace.fed, trace.sizes)
         if contracts_tokens(trace):
             return self._attended(maker, trace) if self._fixed else trace
         if trace.graph.attentions and (follows_length(fed) or fed.given):
@@ -351,7 +351,7 @@ class Session:
     @property
     def whole(self) -> bool:
         """Whether the model's own forward runs, not some of its parts only."""
-        return not self.called(self.structural().sizes).parts_only
+        return not self.structural().fed.parts_only
 
     @property
     def dims(self) -> set[int]:
@@ -408,7 +408,7 @@ class Session:
                 recorder, arguments, keywords, dict(self.fakes), beside=beside, whole=whole
             )
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
-        trace.places, trace.effort = frozenset(self._places), recorder.effort
+        trace.places, trace.effort, trace.fed = frozenset(self._places), recorder.effort, candidate
         trace.unregistered = unregistered(self.model, graph)
         trace.ordered, trace.provenances = recorder.noticer.ordered, recorder.settler.known
         trace.scores, trace.joins = recorder.noticer.scores, recorder.noticer.joins
