@@ -196,13 +196,26 @@ def _lanes(facets: Facets, encoding: Rotary | Sinusoidal, program: replaying.Pro
     where = _positions(facets, program)
     exact = replaying.angles(program, Float64(), where)
     out = encoding.node.dtype if encoding.node is not None else program.phase.dtype
-    limit = table_tolerance(_real(out), _base(encoding), 1.0, exact)
+    whole = _before_reduction(encoding, exact, where)
+    limit = table_tolerance(_real(out), _base(encoding), 1.0, whole)
+    reduced = whole > np.abs(exact) + math.pi
     for name, lane in lanes(facets, encoding, program):
         error = np.abs(replaying.angles(program, lane, where) - exact)
+        turns = 2 * math.pi * np.rint(np.where(np.isfinite(error), error, 0.0) / (2 * math.pi))
+        error = np.where(reduced, np.abs(error - turns), error)
         error = np.where(np.isfinite(error), error, np.inf)
         yield _drift(name, error.reshape(where.size, -1), limit.reshape(where.size, -1), where)
     if not program.built and not program.by_matrix_product:
         yield from _finished(encoding, program, where, limit)
+
+
+def _before_reduction(encoding: Rotary | Sinusoidal, angles: Floats, where: NDArray[np.int64]) -> Floats:
+    """Sizes of the angles (radians) before whole turns were taken off: what float32 rounds is the product."""
+    w = np.abs(np.asarray(getattr(encoding, "frequencies", ()), dtype=np.float64))
+    size = np.abs(angles)
+    if not w.size or size.size != where.size * w.size or not np.isfinite(w).all():
+        return size
+    return np.maximum(size.reshape(where.size, -1), where[:, None] * w).reshape(size.shape)
 
 
 def _finished(
