@@ -38,7 +38,6 @@ def beside(optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets, 
             mine = held(facets, exchange)
             answered = True
             facets.ranks = exchange.gather(mine)
-            facets.shared[ONE_SEQUENCE] = exchange.one_sequence
 
     try:
         yield add
@@ -49,10 +48,6 @@ def beside(optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets, 
     finally:
         if ranks is True and isinstance(exchange, Ranks):
             exchange.close()
-
-
-ONE_SEQUENCE = "ranks hold parts of one sequence"
-"""Where ``Facets.shared`` keeps whether they do."""
 
 
 def _optimised(optimizers: list[Any], target: Target) -> Any:
@@ -69,11 +64,10 @@ def held(facets: Facets, exchange: Gathers) -> RankState:
 
     from pediag.encodings import encodes_position
     from pediag.encodings.leaves import position_leaves
-    from pediag.trace.ranks import digest, runs_of, state
+    from pediag.trace.ranks import digest, state
 
     rank = getattr(exchange, "rank", 0)
-    ids = exchange.position_ids if exchange.one_sequence else None
-    made = replace(state(rank, {}), rows=runs_of(ids) if ids is not None else None)
+    made = state(rank, {}, exchange.position_ids, exchange.sequence)
     left_out = []
     for _, leaf in position_leaves(facets.encodings):
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pediag
 from pediag.rules.registry import all_rules
 from pediag.rules.rule import Rule
+from tests._ranks import simulated
 from tests.fixture_files import FIXTURES, files, load, marked_lines, setting, variants
 
 HEADINGS = ("What it does", "Why it matters", "What is checked", "Known limits", "Fix", "References")
@@ -20,10 +22,25 @@ def fixture_of(rule: Rule) -> Path:
     return FIXTURES / "rules" / Path(rule.source).name
 
 
-def reference_of(path: Path) -> str | None:
-    """The model that those of a fixture are compared with, for rules that need one."""
+def reference_of(path: Path, variant: str) -> str | None:
+    """The model that one of a fixture is compared with, for rules that need one."""
     name = setting(path, "REFERENCE")
+    name = name.get(variant) if isinstance(name, dict) else name
     return f"{path}:{name}" if name else None
+
+
+def checked(path: Path, variant: str, **options: Any) -> pediag.Report:
+    """One model of a fixture with all that its file sets: length, reference, optimiser, other ranks."""
+    options = {"seq_len": setting(path, "SEQ_LEN"), "reference": reference_of(path, variant), **options}
+    if not (setting(path, "OPTIMIZER") or setting(path, "RANKS")):
+        return pediag.check(f"{path}:{variant}", **options)
+    model = getattr(load(path), variant)()
+    if setting(path, "OPTIMIZER"):
+        options["optimizer"] = setting(path, setting(path, "OPTIMIZER"))(model)
+    if setting(path, "RANKS"):
+        others = setting(path, setting(path, "RANKS"))(variant)
+        options["ranks"] = simulated(others, setting(path, "IDS", {}).get(variant))
+    return pediag.check(model, **options)
 
 
 def cases(group: str) -> Iterator[object]:
@@ -45,7 +62,7 @@ def test_page_and_fixture(rule: Rule) -> None:
 
 @pytest.mark.parametrize(("rule", "path", "name"), cases("FAULTY"))
 def test_fires(rule: Rule, path: Path, name: str) -> None:
-    report = pediag.check(f"{path}:{name}", seq_len=setting(path, "SEQ_LEN"), reference=reference_of(path))
+    report = checked(path, name)
     found = [finding for finding in report.findings if finding.code == rule.code]
     assert found, str(report)
     for finding in found:
@@ -60,8 +77,7 @@ def test_fires(rule: Rule, path: Path, name: str) -> None:
 def test_stated_evidence(rule: Rule) -> None:
     path = fixture_of(rule)
     expected = setting(path, "EXPECTED")
-    options = {"seq_len": setting(path, "SEQ_LEN"), "select": [rule.code], "reference": reference_of(path)}
-    report = pediag.check(f"{path}:faulty", **options)
+    report = checked(path, "faulty", select=[rule.code])
     evidence = report.findings[0].evidence
     if isinstance(expected["measured"], float) and math.isfinite(expected["measured"]):
         assert evidence.measured == pytest.approx(expected["measured"], rel=expected["rel"])
@@ -76,7 +92,7 @@ HEALTHY = [(path, name) for path in files("rules") for name in variants(path, "H
 @pytest.mark.parametrize(("path", "name"), HEALTHY, ids=[f"{path.stem}-{name}" for path, name in HEALTHY])
 def test_silent(path: Path, name: str) -> None:
     """A rule's healthy models are healthy for every rule."""
-    report = pediag.check(f"{path}:{name}", seq_len=setting(path, "SEQ_LEN"), reference=reference_of(path))
+    report = checked(path, name)
     assert report.summary["warnings"] == report.summary["errors"] == 0, str(report)
     assert not [outcome.reason for outcome in report.outcomes if "internal error" in outcome.reason]
 

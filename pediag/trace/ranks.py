@@ -62,7 +62,8 @@ class RankState:
 
     ``schemes`` are the titles of encodings by scheme and module. ``rows`` has the runs of each row of ids, None where
     a row is irregular; it is None where no ids were given or the ranks hold no parts of one sequence. ``left_out``
-    names tensors that are split over ranks. ``error`` says why there is nothing else.
+    names tensors that are split over ranks, ``sequence`` the ranks that hold parts of its sequences. ``error`` says why
+    there is nothing else.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class RankState:
     schemes: dict[str, str] = field(default_factory=dict)
     rows: tuple[tuple[Run, ...] | None, ...] | None = None
     left_out: tuple[str, ...] = ()
+    sequence: tuple[int, ...] = ()
     error: str = ""
 
 
@@ -77,7 +79,7 @@ class Gathers(Protocol):
     """Gives what every rank holds for what this one holds."""
 
     position_ids: Any
-    one_sequence: bool
+    sequence: tuple[int, ...]
 
     def gather(self, mine: RankState) -> list[RankState]:
         """The states of all ranks, in their order."""
@@ -91,7 +93,7 @@ def digest(tensor: torch.Tensor) -> Digest:
         kept = max(1, WHOLE // max(1, plain.element_size() * plain.numel() // rows))
         plain = plain[:: math.ceil(rows / kept)]
     plain = plain.cpu().contiguous().reshape(-1)
-    bits = hashlib.sha256(plain.view(torch.uint8).numpy()).hexdigest() if plain.numel() else ""
+    bits = hashlib.sha256(plain.view(torch.uint8).numpy().data).hexdigest() if plain.numel() else ""
     wide = torch.complex128 if plain.is_complex() else torch.float64
     size = float(torch.linalg.vector_norm(plain.to(wide))) if plain.numel() else 0.0
     return Digest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bits, size)
@@ -105,12 +107,15 @@ def split(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "ds_id") or hasattr(tensor, "_handle")
 
 
-def state(rank: int, tensors: Mapping[str, torch.Tensor], rows: Any = None) -> RankState:
-    """What rank number ``rank`` sends; ``rows`` are position ids, (N,) or (B, N)."""
+def state(
+    rank: int, tensors: Mapping[str, torch.Tensor], ids: Any = None, sequence: Sequence[int] = ()
+) -> RankState:
+    """What rank number ``rank`` sends; ``ids`` are position ids, (N,) or (B, N), of a part of a sequence."""
     whole = {name: _local(tensor) for name, tensor in tensors.items() if not split(tensor)}
     digests = {name: digest(tensor) for name, tensor in whole.items() if not tensor.is_meta}
     left_out = tuple(name for name in tensors if name not in digests)
-    return RankState(rank, digests, {}, runs_of(rows) if rows is not None else None, left_out)
+    rows = runs_of(ids) if ids is not None and sequence else None
+    return RankState(rank, digests, {}, rows, left_out, tuple(sequence))
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -130,7 +135,7 @@ def runs_of(ids: torch.Tensor | Sequence[Any]) -> tuple[tuple[Run, ...] | None, 
         )
     while found.dim() > 2:
         found = found[0]
-    rows = found.cpu().reshape(-1, found.shape[-1]).unique(dim=0)
+    rows = torch.unique(found.cpu().reshape(-1, found.shape[-1]), dim=0)
     return tuple(_runs(row.tolist()) for row in rows[:MOST_RUNS])
 
 
@@ -156,24 +161,30 @@ class Ranks:
     """The exchange among all ranks of the default process group.
 
     ``position_ids``, (N,) or (B, N), are those that this rank feeds; ``one_sequence`` says that the ranks hold parts of
-    the same sequences (sequence or context parallelism), so that no two may hold the same position. ``limit_s`` is
+    the same sequences (sequence or context parallelism), so that no two may hold the same position: True for all
+    ranks, or the numbers of those that share one with this rank. ``limit_s`` is
     how long, in seconds, a rank waits for the others.
 
     Every rank has to make it, for it makes a group. Raises UsageError where torch.distributed is not initialised.
     """
 
     def __init__(
-        self, position_ids: Any = None, *, one_sequence: bool = False, limit_s: float = LIMIT_S
+        self,
+        position_ids: Any = None,
+        *,
+        one_sequence: bool | Sequence[int] = False,
+        limit_s: float = LIMIT_S,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise UsageError("ranks: torch.distributed is not initialised; call init_process_group() before")
         if not limit_s > 0:
             raise UsageError(f"limit_s must be more than 0 seconds; got {limit_s!r}")
         self.position_ids = position_ids
-        self.one_sequence = one_sequence
         self.limit_s = limit_s
         self.rank: int = dist.get_rank()
         self.world: int = dist.get_world_size()
+        every = range(self.world) if one_sequence is True else one_sequence or ()
+        self.sequence = tuple(sorted(every))
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
 
     def gather(self, mine: RankState) -> list[RankState]:

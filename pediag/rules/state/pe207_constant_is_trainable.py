@@ -16,7 +16,7 @@ none. Nothing raises. Such a parameter also counts in the state dict and in the 
 Of all that the position side of an encoding is computed from: parameters with ``requires_grad`` that agree with the
 formula: frequencies with a published base and scaling (four pairs and more), tables whose columns are cos(m w) and
 sin(m w) of the encoding's own frequencies, slopes in a published scheme. A parameter that training has moved no longer
-agrees, and is silent.
+agrees, and is silent. Where the optimiser is given, PE803 speaks of those that it moves, and this rule stays silent.
 
 ## Known limits
 
@@ -81,19 +81,29 @@ SCHEMES = ("rotary", "sinusoidal", "alibi")
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each encoding and kind of numbers, equal layers together."""
-    trace = structural(facets)
-    used = [one for one in facets.encodings if one.origin == "trace" and one.scheme in SCHEMES]
-    if not used:
+    if facets.optimised is not None:
+        raise NotApplicable("the optimiser is known: PE803 tells which numbers it moves")
+    if not _following(facets):
         raise NotApplicable("no encoding of the model follows a formula")
+    for encoding, what, leaves in formulas(facets):
+        yield _finding(facets, encoding, what, leaves)
+
+
+def _following(facets: Facets) -> list[Encoding]:
+    return [one for one in facets.encodings if one.origin == "trace" and one.scheme in SCHEMES]
+
+
+def formulas(facets: Facets) -> list[tuple[Encoding, str, list[Node]]]:
+    """The parameters with gradient whose numbers a formula gives, by encoding and by what they are."""
+    trace = structural(facets)
     groups: dict[tuple[str, str], list[Node]] = {}
-    by_id = {encoding.id: encoding for encoding in used}
-    for encoding in used:
+    by_id = {encoding.id: encoding for encoding in _following(facets)}
+    for encoding in by_id.values():
         for leaf in _parameters(encoding):
             what = _formula(trace, encoding, leaf)
             if what:
                 groups.setdefault((encoding.id, what), []).append(leaf)
-    for (name, what), leaves in groups.items():
-        yield _finding(facets, by_id[name], what, leaves)
+    return [(by_id[name], what, leaves) for (name, what), leaves in groups.items()]
 
 
 def _parameters(encoding: Encoding) -> list[Node]:
