@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
@@ -73,9 +73,34 @@ def shortfalls(facets: Facets, said: Iterable[Encoding]) -> Iterator[Finding]:
 
 def findings(facets: Facets, stored: Iterable[Held]) -> Iterator[Finding]:
     """One finding for each that has fewer rows than ``seq_len`` tokens need."""
-    for one in stored:
+    known = list(stored)
+    for one in known:
         if one.limit < facets.seq_len:
-            yield _finding(facets.seq_len, one)
+            found = _finding(facets.seq_len, one)
+            table = _longer(one, known)
+            yield found if table is None else _left_behind(found, table)
+
+
+def _longer(ids: Held, known: list[Held]) -> Held | None:
+    """The learned table beside a buffer of ids that has rows for more tokens than there are ids."""
+    if ids.encoding.scheme != "position-ids":
+        return None
+    place = ids.encoding.leaves[0].rpartition(".")[0]
+    for one in known:
+        own = one.encoding.leaves[0].rpartition(".")[0].rpartition(".")[0]
+        if severity_of(one.encoding) is None and own == place and one.limit > ids.rows:
+            return one
+    return None
+
+
+def _left_behind(found: Finding, table: Held) -> Finding:
+    """Ids fewer than rows of the table that they pick from: one was made longer, the other was not."""
+    name = table.encoding.leaves[0]
+    return replace(
+        found,
+        message=f"{found.message.removesuffix('.')}, though `{name}` beside it has {table.rows:,}.",
+        severity="warning",
+    )
 
 
 def severity_of(encoding: Encoding) -> Severity | None:

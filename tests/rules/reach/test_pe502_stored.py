@@ -136,3 +136,13 @@ def test_a_config_of_rotations_has_no_table(tmp_path: Path) -> None:
     )
     (outcome,) = pediag.check(path, seq_len=10**6, select="PE502").outcomes
     assert outcome.status == "could-not-check"
+
+
+def test_ids_that_were_not_extended_with_their_table_are_a_warning(tmp_path: Path) -> None:
+    state = {"e.position_ids": torch.arange(128)[None], "e.places.weight": walk(400), **around()}
+    (finding,) = judged(tmp_path, state, "PE502", seq_len=200).findings
+    assert finding.severity == "warning"
+    assert "`e.places.weight` beside it has 400" in finding.message
+    elsewhere = {"other.position_ids" if name == "e.position_ids" else name: t for name, t in state.items()}
+    (finding,) = judged(tmp_path, elsewhere, "PE502", seq_len=200).findings
+    assert finding.severity == "note"
