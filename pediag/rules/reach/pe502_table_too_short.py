@@ -24,7 +24,8 @@ numbers.
 Where nothing can be run, stored tables are held against the length: a learned one is an error, or a note where it
 may be another weight. Tables, ids, masks and ALiBi biases that a formula gives are a note, since code may lengthen
 them; ids fewer than the rows of the learned table beside them are a warning. Rows of zeros at the head are for
-padding; rows that are kept aside without being zero (OPT, BART) cannot be seen. A config alone tells of learned tables where its model type has one.
+padding; rows that are kept aside without being zero (OPT, BART) cannot be seen. A config alone tells of learned
+tables where its model type has one.
 
 ## Known limits
 
