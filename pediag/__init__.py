@@ -1,7 +1,8 @@
 """pediag: a linter and debugging toolkit for positional encodings in PyTorch models.
 
 ``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes, ``pediag.diff(a, b)`` compares,
-``pediag.drift(...)`` measures what other precisions do to positions.
+``pediag.drift(...)`` measures what other precisions do to positions, ``pediag.bench_schemes()`` compares schemes,
+``pediag.watch(...)`` stands beside a training.
 Importing this package imports neither torch nor numpy; the first use does.
 """
 
@@ -15,21 +16,38 @@ from typing import TYPE_CHECKING, Any
 from pediag.version import __version__
 
 if TYPE_CHECKING:
+    from pediag.bench_schemes import bench_schemes
     from pediag.check import check, inspect
     from pediag.diff import diff
     from pediag.drift import drift
     from pediag.report import Report
     from pediag.trace import positions
+    from pediag.trace.ranks import Ranks
+    from pediag.watch import watch
 
-__all__ = ["Report", "__version__", "check", "diff", "drift", "inspect", "positions"]
+__all__ = [
+    "Ranks",
+    "Report",
+    "__version__",
+    "bench_schemes",
+    "check",
+    "diff",
+    "drift",
+    "inspect",
+    "positions",
+    "watch",
+]
 
 _HOMES = {
+    "bench_schemes": "pediag.bench_schemes",
     "check": "pediag.check",
     "diff": "pediag.diff",
     "drift": "pediag.drift",
     "inspect": "pediag.check",
     "Report": "pediag.report",
     "positions": "pediag.trace",
+    "Ranks": "pediag.trace.ranks",
+    "watch": "pediag.watch",
 }
 
 
@@ -44,10 +62,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``pediag.check``, ``diff`` and ``drift`` functions once the submodules of these names are imported."""
+    """Keeps ``pediag.check`` and its like functions once the submodules of these names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("check", "diff", "drift") and isinstance(value, ModuleType):
+        if _HOMES.get(name) == f"pediag.{name}" and isinstance(value, ModuleType):
             value = getattr(value, name)
         super().__setattr__(name, value)
 

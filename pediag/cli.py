@@ -45,6 +45,7 @@ from pediag.command.options import (
     WriteFix,
     with_file,
 )
+from pediag.command.schemes import bench_schemes
 from pediag.errors import UsageError
 from pediag.version import __version__
 
@@ -419,6 +420,9 @@ def diff(
         text = terminal.drawn(lambda console: drawing.render(found, console), drawing.WIDTH, plain=plain)
         terminal.write(text, output)
     return found.exit_code()
+
+
+app.command("bench-schemes")(bench_schemes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -114,7 +114,7 @@ def test_few_minutes_are_told() -> None:
 
 def test_a_task_that_was_learned_is_not_doubted() -> None:
     made = pediag.bench_schemes(
-        d_model=32, heads=2, layers=1, seq_len=8, batch=32, steps=150, seeds=1, schemes="none", tasks="first"
+        d_model=32, heads=2, layers=2, seq_len=8, batch=32, steps=300, seeds=1, schemes="none", tasks="first"
     )
     at_1x = next(one for one in made.behaviours if one.length == 8)
     assert at_1x.accuracies[0] > 0.9
