@@ -29,6 +29,7 @@ from pediag.targets import (
     understood,
 )
 from pediag.targets.caches import CacheSpec, parse_cache_spec
+from pediag.threads import narrow, one_thread
 from pediag.training import beside
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def look(
 ) -> Known:
     """What there is to know of a target at ``seq_len`` tokens, for a comparison. Raises as inspect()."""
     options = _options(seq_len, None, dtype, config, inputs, trust, False)
-    with alone(target):
+    with alone(target), one_thread():
         return _known(target, options, progress or _Silent())
 
 
@@ -231,7 +232,7 @@ def _report(
     pictures: bool = False,
 ) -> Report:
     step = progress or _Silent()
-    with alone(target, *([reference] if reference is not None else [])):
+    with alone(target, *([reference] if reference is not None else [])), one_thread():
         report, facets = _judged(target, rules, options, step, reference)
         if pictures:
             from pediag.report.html import measured
@@ -353,6 +354,7 @@ def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> S
     from pediag.trace import Session
     from pediag.trace.conventions import check_cache
 
+    narrow()
     step.step("building without weights" if target.module is None else "making the model abstract")
     try:
         made = Session(target, options.inputs)

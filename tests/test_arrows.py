@@ -25,6 +25,7 @@ ORDER = (
     ("drifting",),
     ("report",),
     ("training",),
+    ("threads",),
     ("check",),
     ("fixing",),
     ("diff",),

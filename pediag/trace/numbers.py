@@ -12,12 +12,20 @@ from pediag.trace.evaluate import real_numbers
 
 def varies(value: torch.Tensor, axis: int) -> bool:
     """Whether the numbers change along ``axis``; NaN equals NaN."""
+    if value.shape[axis] < 2:
+        return False
     with real_numbers():
         first = value.narrow(axis, 0, 1)
-        different = value != first
-        if value.is_floating_point():
-            different &= ~(value.isnan() & first.isnan())
-        return bool(different.any())
+        if _differ(first, value.narrow(axis, 1, 1)):  # most that move do so at once
+            return True
+        return not torch.equal(value, first.expand_as(value)) and _differ(first, value)
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    different = one != other
+    if other.is_floating_point() or other.is_complex():
+        different &= ~(one.isnan() & other.isnan())
+    return bool(different.any())
 
 
 def digest(tensor: torch.Tensor) -> Any:
