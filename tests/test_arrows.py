@@ -30,6 +30,8 @@ ORDER = (
     ("fixing",),
     ("diff",),
     ("drift",),
+    ("watching",),
+    ("watch",),
     ("attribute",),
     ("bench_schemes",),
     ("_published",),

@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from pediag.trace import Node
     from pediag.trace.ranks import Digest, RankState, Run
 
+COUNTED_TWICE = "positions counted twice"
+"""Unit of the finding on parts of a sequence."""
+
 
 @rule(
     code="PE804",
@@ -223,7 +226,7 @@ def _counted_twice(facets: Facets, states: list[RankState]) -> Iterator[Finding]
         effect=f"Tokens of the two parts have the same positions: those of rank {other.rank} meet the keys "
         "of the other part at distances that are off by a whole part, and which of two came first is lost.",
         where=Where(),
-        evidence=Evidence(count, 0, None, "positions counted twice", facets.seq_len),
+        evidence=Evidence(count, 0, None, COUNTED_TWICE, facets.seq_len),
         fix=Fix(
             f"Add the offset of its part to the position ids of rank {other.rank}: the number of tokens before "
             "it in the whole sequence."
