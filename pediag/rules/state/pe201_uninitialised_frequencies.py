@@ -4,7 +4,8 @@
 
 Looks at the frequencies of every rotation, at those of products that look like one and are none, and at
 tables that enter q and k. Fires on values that are not finite, on frequencies that are all zero (nothing
-turns), and on values outside (0, 1] or not falling that no formula explains.
+turns) or all equal (an exponent divided as whole numbers), on a table of complex zeros (every product is 0), and on
+values outside (0, 1] or not falling that no formula explains.
 
 ## Why it matters
 
@@ -37,6 +38,7 @@ Compute the buffer again after the model is materialised (in ``_init_weights`` o
 ## References
 
 - huggingface/transformers 45902; pytorch/torchtitan 3772, 4783; macwiatrak/Bacformer 33.
+- ReaLLMASIC/ReaLLM-Forge 35 (the exponent is zero for every pair).
 """
 
 from __future__ import annotations
@@ -282,14 +284,16 @@ class _Looked:
                 if whole is not None:
                     seen.setdefault((site.module, node.shape), {})[whole] = site
         for found in seen.values():
-            if set(found) == {0.0, 1.0}:
-                site = found[0.0]
-                leaf = _table_of(site.position[0])
-                bad = Bad(0, 0.0, "is 0 where sines should be, and every cosine is 1: nothing turns")
-                name = _name(leaf) if leaf is not None else ""
-                yield self._suspect(
-                    bad, site.position[0].shape[-1], site.result, site.frame, name, site, table=True
-                )
+            site = found.get(0.0)
+            leaf = _table_of(site.position[0]) if site is not None else None
+            if site is None or not (set(found) == {0.0, 1.0} or _annuls(site, leaf)):
+                continue
+            what = "is 0 where sines should be, and every cosine is 1: nothing turns"
+            bad = Bad(0, 0.0, what if len(found) > 1 else "is 0, as is all of the table: every product is 0")
+            name = _name(leaf) if leaf is not None else ""
+            yield self._suspect(
+                bad, site.position[0].shape[-1], site.result, site.frame, name, site, table=True
+            )
 
     def _whole(self, node: Node) -> float | None:
         """The one number that a per-token table is filled with; None when it is not."""
@@ -302,7 +306,14 @@ class _Looked:
         except Unavailable:
             return None
         first = value.flatten()[0]
-        return float(first) if value.is_floating_point() and bool((value == first).all()) else None
+        if not (value.is_floating_point() or value.is_complex()) or not bool((value == first).all()):
+            return None
+        return float(first.real) if float(first.imag if value.is_complex() else 0.0) == 0 else None
+
+
+def _annuls(site: Site, leaf: Node | None) -> bool:
+    """Whether content is multiplied with a stored table of complex numbers, which has no other use than to turn it."""
+    return leaf is not None and not leaf.trainable and leaf.dtype.is_complex and site.op == "mul"
 
 
 def _turns(numbers: Floats) -> bool:
@@ -336,6 +347,8 @@ def fault(w: Floats, facets: Facets, trained: bool) -> Bad | None:
     if not w.any():
         return Bad(0, 0.0, "is zero, as are all of them: nothing turns")
     w = -w if (w <= 0).all() else w
+    if not trained and w.size >= SURE and (w == w[0]).all():
+        return Bad(1, float(w[1]), "is the one before, and so are all of them: every pair turns alike")
     if trained or _evenly_spaced(w) or _formula(w, facets):
         return None
     return _unsound(w[: int(np.flatnonzero(w)[-1]) + 1])
@@ -427,8 +440,14 @@ def _what(suspect: Suspect) -> str:
 def _effect(bad: Bad, seq_len: int) -> str:
     if not np.isfinite(bad.value):
         return "Every score that it touches is not a number, and no output is one."
+    if "alike" in bad.why:
+        return (
+            f"All channels repeat after {2 * np.pi / abs(bad.value):,.0f} tokens: of {seq_len:,} tokens those so far "
+            "apart look alike to every pair, and nothing raises."
+        )
     still = "nothing turns" in bad.why
     what = "The rotation is the identity." if still else "The angles follow left-over memory."
+    what = "Queries and keys are multiplied by 0." if "product is 0" in bad.why else what
     return (
         f"{what} The {seq_len:,} tokens have no order by this encoding; nothing raises, and a trained model "
         "answers like a random one."
@@ -456,6 +475,8 @@ def _advice(facets: Facets, suspect: Suspect, kind: str) -> str:
     base = f"{entry.base:.10g}" if entry is not None else "base"
     if suspect.table:
         return f"Compute {name} again after the model is materialised, from frequencies that fall from 1."
+    if "alike" in suspect.bad.why:
+        return f"Divide by a float: 1.0 / {base} ** (torch.arange(0, {width}, 2, dtype=torch.float32) / {width})."
     return (
         f"Compute {name} again after the model is materialised (_init_weights or reset_parameters): "
         f"1.0 / {base} ** (torch.arange(0, {width}, 2, dtype=torch.float32) / {width})."

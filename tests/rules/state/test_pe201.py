@@ -99,6 +99,35 @@ def test_tables_that_do_not_turn() -> None:
     assert "nothing turns" in finding.message
 
 
+def test_all_pairs_alike() -> None:
+    """ReaLLMASIC/ReaLLM-Forge#35: the exponent range // dim is 0; 1 rad a token repeats after 2 pi tokens."""
+    (finding,) = findings(Turned(by_product, w=torch.ones(16)).eval())
+    assert (finding.evidence.measured, "after 6 tokens" in finding.effect) == (1.0, True)
+    assert not findings(Turned(by_product, w=nn.Parameter(torch.ones(16))).eval())
+
+
+class Circled(nn.Module):
+    """A complex table (N, d/2) under q and k, (B, N, d)."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.embed, self.qk = nn.Embedding(89, 32), nn.Linear(32, 64)
+        self.register_buffer("cis", table)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        pairs = (torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in self.qk(x).chunk(2, -1))
+        q, k = (torch.view_as_real(t * self.cis[: ids.shape[1]]).flatten(-2) for t in pairs)
+        return nn.functional.scaled_dot_product_attention(q, k, x, is_causal=True)
+
+
+def test_a_table_of_complex_zeros() -> None:
+    (finding,) = findings(Circled(torch.zeros(1024, 16, dtype=torch.complex64)).eval())
+    assert (finding.evidence.measured, "multiplied by 0" in finding.effect) == (0.0, True)
+    angle = torch.outer(torch.arange(1024.0), plain(1e4))
+    assert not findings(Circled(torch.polar(torch.ones_like(angle), angle)).eval())
+
+
 def test_a_model_materialised_from_meta() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
