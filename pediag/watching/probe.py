@@ -68,7 +68,13 @@ class Probe:
     def _entering(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             # A checkpointed block runs again in the backward pass, maybe in another thread.
-            if path in self._seen or threading.get_ident() != self._thread or torch.compiler.is_compiling():
+            evaluation = not module.training and not torch.is_grad_enabled()
+            if (
+                evaluation
+                or path in self._seen
+                or threading.get_ident() != self._thread
+                or torch.compiler.is_compiling()
+            ):
                 return
             mode = _Looking(self, path)
             mode.__enter__()  # type: ignore[no-untyped-call]
