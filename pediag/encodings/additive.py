@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from pediag.encodings.blended import blend
 from pediag.encodings.model import Encoding, Floats, Learned, Sinusoidal, Table, Unrecognised
 from pediag.encodings.program import (
+    SUMS,
     Lookup,
     Term,
     arranged,
     frequency_factor,
+    is_stored,
     leaf_names,
     lookup,
     parts,
@@ -28,9 +31,13 @@ from pediag.trace.graph import Node, Site, ancestors
 from pediag.trace.lanes import Float64
 from pediag.trace.numbers import varies
 from pediag.trace.session import Trace
+from pediag.trace.sites import is_scores
 
 ENOUGH_ROWS = 32
 """With fewer rows in the value itself, the rows of the table that it reads are looked at instead."""
+
+_CHOICES = frozenset(("masked_fill", "where"))
+_ARITHMETIC = frozenset(("add", "sub", "mul"))
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -55,10 +62,12 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
     """
     known: dict[Node, list[Encoding]] = {}
     for site in trace.graph.sites:
-        if site.kind != "additive" or id(site) in claimed or not _beside(trace, site):
+        if site.kind != "additive" or id(site) in claimed:
+            continue
+        if not _beside(trace, site) and not _as_tokens(trace, site, known):
             continue
         claimed.add(id(site))
-        for node in site.position:
+        for node in () if chooses(site) else site.position:
             if node not in known:
                 known[node] = [encoding for term in summands(node) for encoding in _of_term(trace, term)]
             for encoding in known[node]:
@@ -83,6 +92,35 @@ def _beside(trace: Trace, site: Site) -> bool:
     axis = args[1] if len(args) > 1 else 0
     shape = site.result.shape
     return site.op == "cat" and axis in (-1, len(shape) - 1) and shape[-1] not in trace.lengths.sequence
+
+
+def _as_tokens(trace: Trace, site: Site, known: dict[Node, list[Encoding]]) -> bool:
+    """Whether a join along tokens is told, by ``known``: of hidden keys, or of tokens that a known encoding makes."""
+    if site.op != "cat":
+        return False
+    if is_scores(site.result, trace.lengths.sequence):
+        known.update((node, []) for node in site.position if node not in known)
+        return True
+    found = {
+        node: [item for term in summands(node) for item in _of_term(trace, term)] for node in site.position
+    }
+    if any(isinstance(item, Unrecognised) for items in found.values() for item in items):
+        return False
+    known.update((node, items) for node, items in found.items() if node not in known)
+    return True
+
+
+def chooses(site: Site) -> bool:
+    """Whether positions only choose which tokens or keys something is done to: where a text starts, what is hidden.
+
+    So do those that are counted with integers of content, as the keys of a sort are.
+    """
+    if not (site.result.dtype.is_floating_point or site.result.dtype.is_complex):
+        return site.kind != "bias"
+    if not all(node.dtype is torch.bool for node in site.position):
+        return False
+    whole = all(node.shape[-1:] in ((), (1,)) for node in site.position)
+    return site.op in _CHOICES or (whole and site.op in _ARITHMETIC)
 
 
 def _of_term(trace: Trace, term: Term) -> Iterator[Encoding]:
@@ -121,8 +159,13 @@ def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
     if found is not None:
         yield found
         return
+    if piece.read is not None and _marks_a_part(piece.read):
+        return
     if piece.read is not None and piece.read.stored:
         yield _learned(piece, piece.read)
+        return
+    if piece.read is not None and _trained_parts(piece.read.table):
+        yield _of_parts(piece, piece.read)
         return
     found = _rounded_sinusoid(trace, piece)
     if found is not None:
@@ -133,7 +176,13 @@ def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
     if inner and not all(isinstance(encoding, Unrecognised) for encoding in inner):
         yield from inner
     else:
-        yield _unrecognised(piece.node, piece.axis)
+        made = blend(piece.node)
+        yield _finish(made, piece, made.title) if made else _unrecognised(piece.node, piece.axis)
+
+
+def _marks_a_part(read: Lookup) -> bool:
+    """Whether the tokens read but two rows: they tell one part of the input from the other, as segments do."""
+    return len(read.picked) > LEAST_ROWS and len(np.unique(read.picked)) == 2
 
 
 def _trained(read: Lookup | None) -> bool:
@@ -325,6 +374,21 @@ def _learned(piece: _Piece, read: Lookup) -> Learned:
     word = "learned" if read.table.trainable else "stored table"
     after = f", from row {read.first}" if read.first else ""
     return _finish(encoding, piece, f"{word}, {read.rows:,} rows{after}, width {width}")
+
+
+def _trained_parts(table: Node) -> bool:
+    """Whether a table that forward makes joins trained ones, such as one for rows and one for columns."""
+    made_of = ancestors(table)
+    stored = [part for part in made_of if is_stored(part) and part.dtype.is_floating_point]
+    joined = any(part.op_name in ("cat", *SUMS) for part in made_of)
+    return joined and len(stored) > 1 and all(part.trainable for part in stored)
+
+
+def _of_parts(piece: _Piece, read: Lookup) -> Learned:
+    width = _width(read)
+    encoding = Learned(table=None, width=width)
+    encoding.parameters = {"width": width, "by": read.by, "trainable": True}
+    return _finish(encoding, piece, f"learned, of several trained tables, width {width}")
 
 
 def _width(read: Lookup) -> int:

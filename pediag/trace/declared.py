@@ -21,10 +21,11 @@ Readings = Callable[[Any, nn.Module], Iterator[Input]]
 
 _FLOAT = torch.float32
 _SIDE = 224
+_LEAST_SIDE = 64
 _FRAMES = 8
 _MELS = 80
-# Patches of a made-up image given as a list of patches, along its sides; both divide by any merging of 2 or 4.
-_GRID = (8, 12)
+# Patches of a made-up image given as a list of patches, along its sides; both divide by any merging of 2, 3 or 4.
+_GRID = (12, 24)
 # Names of one input each; a model takes at most one of a group, and what is of several groups takes one of each.
 _MODALITIES = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values")
 
@@ -61,12 +62,18 @@ def _asked(model: nn.Module, names: list[str]) -> list[str]:
 
 
 def _ways(model: nn.Module, names: list[str]) -> Iterator[Maker]:
-    """Calls with these arguments, every reading of them; without a cache where forward takes that."""
+    """Calls with these arguments, every reading of them; without a cache where forward takes that.
+
+    Then the same with what forward can do without by its signature, and what some models need all the same.
+    """
     accepted = inspect.signature(model.forward).parameters
-    for together in _together(model, model.config, names, accepted):
-        yield _maker({**together, **_no_cache(accepted)})
-        if "use_cache" in accepted:
-            yield _maker(together)
+    beside = [name for name in _BESIDE if name in accepted and name not in names]
+    beside += [name for name in (f"{names[0]}_mask",) if name in accepted and name not in names]
+    for asked in (names, [*names, *beside]) if beside else (names,):
+        for together in _together(model, model.config, asked, accepted):
+            yield _maker({**together, **_no_cache(accepted)})
+            if "use_cache" in accepted:
+                yield _maker(together)
 
 
 def _no_cache(accepted: Any) -> dict[str, Input]:
@@ -79,18 +86,26 @@ def _maker(kwargs: dict[str, Any]) -> Maker:
 
 def _together(model: nn.Module, config: Any, names: list[str], accepted: Any) -> Iterator[dict[str, Input]]:
     """Readings of several arguments, every combination."""
-    packed = _packed(model, config, names, accepted)
-    rest = [name for name in names if name not in packed]
-    ways = [list(_readings(name, config, model)) for name in rest]
-    for chosen in itertools.product(*ways):
-        yield {**packed, **dict(zip(rest, chosen, strict=True))}
+    for packed in _packed(config, names, accepted) or [{}]:
+        rest = [name for name in names if name not in packed]
+        masks = [name for name in rest if "mask" in name]
+        ways = [list(_readings(name, config, model)) for name in rest if name not in masks]
+        for chosen in itertools.product(*ways):
+            made = {**packed, **dict(zip([name for name in rest if name not in masks], chosen, strict=True))}
+            yield {**made, **{name: _mask_of(made.get(names[0])) for name in masks}}
+
+
+def _mask_of(main: Input | None) -> Input:
+    """A mask in which nothing is hidden, with an entry a token, a frame or a patch of the main input."""
+    dims = main.dims[1:] if main is not None else ()
+    named = next((dim for dim in dims if isinstance(dim, str)), "N")
+    along = max((dim for dim in dims[:2] if isinstance(dim, int)), default=0)
+    return Input(torch.bool, ("B", along if along and named == "N" and "N" not in dims else named), "mask")
 
 
 def _readings(name: str, config: Any, model: nn.Module) -> Iterator[Input]:
     if name in _NAMED:
         yield from _NAMED[name](config, model)
-    elif "mask" in name:
-        yield Input(torch.bool, ("B", "N"), "mask")
     elif name.endswith("input_ids"):
         yield Input(dims=("B", "M" if name.startswith("decoder") else "N"))
     elif name.endswith("embeds"):
@@ -104,7 +119,9 @@ def _readings(name: str, config: Any, model: nn.Module) -> Iterator[Input]:
 # -- what the configuration says ------------------------------------------------------------------------------
 
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim")
-_MEL_KEYS = ("num_mel_bins", "n_mels", "mel_bins", "feature_size", "input_feat_per_channel")
+_MEL_KEYS = (
+    *("num_mel_bins", "n_mels", "mel_bins", "feature_size", "input_feat_per_channel", "input_feat_size"),
+)
 
 
 def _configs(config: Any) -> Iterator[Any]:
@@ -126,17 +143,18 @@ def _first(config: Any, names: tuple[str, ...], default: int) -> int:
     return default
 
 
-def _sides(config: Any, model: nn.Module) -> tuple[int, int]:
-    """Height and width of an image in pixels."""
+def _sides(config: Any, model: nn.Module | None = None) -> tuple[int, int]:
+    """Height and width of an image in pixels: as declared, as tables of ``model`` fit, else the usual."""
     for part in _configs(config):
-        for name in ("image_size", "crop_size", "input_size"):
+        for name in ("image_size", "crop_size", "input_size", "eval_size"):
             value = getattr(part, name, None)
             if isinstance(value, dict):
                 value = (value.get("height"), value.get("width"))
             sides = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
             if len(sides) == 2 and all(type(side) is int and side > 1 for side in sides):
                 return sides[0], sides[1]
-    side = next(iter(image_sides(model)), _SIDE)
+    fits = (side for side in image_sides(model) if side >= _LEAST_SIDE) if model is not None else iter(())
+    side = next(fits, _SIDE)
     return side, side
 
 
@@ -156,7 +174,7 @@ def _pixels(config: Any, model: nn.Module) -> Iterator[Input]:
         yield Input(_FLOAT, ("B", frames, _channels(config), *sides))
     yield image
     if not frames:
-        yield Input(_FLOAT, ("B", 1, _channels(config), *sides))
+        yield from (Input(_FLOAT, ("B", several, _channels(config), *sides)) for several in (1, 2))
 
 
 def _clip(config: Any, model: nn.Module) -> Iterator[Input]:
@@ -164,31 +182,46 @@ def _clip(config: Any, model: nn.Module) -> Iterator[Input]:
     yield Input(_FLOAT, ("B", frames, _channels(config), *_sides(config, model)))
 
 
-def _packed(model: nn.Module, config: Any, names: list[str], accepted: Any) -> dict[str, Input]:
-    """Images given as a list of patches beside the size of their grid, where forward takes that."""
+def _packed(config: Any, names: list[str], accepted: Any) -> list[dict[str, Input]]:
+    """Readings of images given as a list of patches or of tiles, where forward takes their grid beside them."""
     main = names[0]
+    if main == "input_ids":
+        return []
     height, width = _GRID
     patch = _first(config, ("patch_size", "spatial_patch_size"), 14)
-    numbers = _channels(config) * patch * patch
-    if "grid_thw" in accepted:
-        deep = numbers * _first(config, ("temporal_patch_size",), 1)
-        return {main: Input(_FLOAT, (height * width, deep)), "grid_thw": _fixed([[1, height, width]])}
-    if "spatial_shapes" in accepted and main != "input_ids":
-        made = {main: Input(_FLOAT, ("B", height * width, numbers)), "spatial_shapes": _rows([height, width])}
-        masks = [name for name in ("attention_mask", "pixel_attention_mask") if name in accepted]
-        return {**made, **{name: Input(torch.bool, ("B", height * width), "mask") for name in masks[:1]}}
+    channels, deep = _channels(config), _first(config, ("temporal_patch_size",), 1)
+    places, numbers = height * width, channels * patch * patch
+    if grid := next((name for name in _GRIDS if name in accepted), None):
+        shapes = ((deep * numbers,), (channels, patch, patch), (deep, channels, patch, patch))
+        fixed = Input(role="positions", value=torch.tensor([[1, height, width]]))
+        return [{main: Input(_FLOAT, (places, *shape)), grid: fixed} for shape in shapes]
+    if spots := next((name for name in _SPOTS if name in accepted), None):
+        row = tuple((x, y) for y in range(height) for x in range(width))
+        where = Input(dims=("B", places, 2), role="positions", row=row)
+        return [{main: Input(_FLOAT, ("B", places, numbers)), spots: where}]
+    if "spatial_shapes" in accepted:
+        masks = [name for name in ("pixel_attention_mask", "attention_mask") if name in accepted]
+        hidden = {name: Input(torch.bool, ("B", places), "mask") for name in masks[:1]}
+        made = {main: Input(_FLOAT, ("B", places, numbers)), "spatial_shapes": _rows(height, width)}
+        return [{**made, **hidden}]
     if "image_sizes" in accepted and main == "pixel_values":
-        return {main: next(_pixels(config, model)), "image_sizes": _rows(list(_sides(config, model)))}
-    return {}
+        sides = _sides(config)
+        return [{main: Input(_FLOAT, ("B", channels, *sides)), "image_sizes": _rows(*sides)}]
+    if "aspect_ratio_ids" in accepted:
+        tiles = _first(config, ("max_num_tiles",), 1)
+        image = Input(_FLOAT, ("B", 1, tiles, channels, *_sides(config)))
+        mask = Input(torch.int64, ("B", 1, tiles), "mask")
+        return [{main: image, "aspect_ratio_ids": Input(dims=("B", 1)), "aspect_ratio_mask": mask}]
+    return []
 
 
-def _fixed(rows: Any) -> Input:
-    return Input(value=torch.tensor(rows), role="positions")
+_GRIDS = ("grid_thw", "image_grid_thw", "grid_thws")
+_SPOTS = ("pixel_position_ids", "image_position_ids")
 
 
-def _rows(row: list[int]) -> Input:
+def _rows(*row: int) -> Input:
     """The same row for each text or image of the batch."""
-    return Input(dims=("B", len(row)), role="positions", row=tuple(row))
+    return Input(dims=("B", len(row)), role="positions", row=row)
 
 
 # -- sound ----------------------------------------------------------------------------------------------------
@@ -196,17 +229,19 @@ def _rows(row: list[int]) -> Input:
 
 def _features(config: Any, model: nn.Module) -> Iterator[Input]:
     """A spectrogram: of the only length that is taken where that is declared, else frames for N places."""
-    mels = _first(config, _MEL_KEYS, 0) or _first(
+    declared = _first(config, _MEL_KEYS, 0) or _first(
         config, ("feature_projection_input_dim", "input_dim"), _MELS
     )
-    mels *= _first(config, ("input_channels",), 1)
+    declared *= _first(config, ("input_channels",), 1)
     longest = _first(config, ("max_source_positions",), 0)
     if longest:
-        yield Input(_FLOAT, ("B", mels, 2 * longest))
+        yield Input(_FLOAT, ("B", declared, 2 * longest))
     stride = _first(config, ("subsampling_factor", "subsampling_conv_stride"), 1)
-    yield Input(_FLOAT, ("B", f"{stride}N", mels))
-    yield Input(_FLOAT, ("B", mels, f"{stride}N"))
-    yield Input(_FLOAT, ("B", 1, _first(config, ("spec_size", "max_length"), 1024), mels))
+    first = next((part.in_features for part in model.modules() if isinstance(part, nn.Linear)), declared)
+    for mels in dict.fromkeys((declared, first)):
+        yield Input(_FLOAT, ("B", f"{stride}N", mels))
+    yield Input(_FLOAT, ("B", declared, f"{stride}N"))
+    yield Input(_FLOAT, ("B", 1, _first(config, ("spec_size", "max_length"), 1024), declared))
 
 
 def _samples(config: Any, model: nn.Module) -> Iterator[Input]:
@@ -245,10 +280,20 @@ def _decoded(config: Any, model: nn.Module) -> Iterator[Input]:
     yield Input(_FLOAT, ("B", "M", _first(config, _MEL_KEYS, _MELS)))
 
 
+def _boxes(config: Any, model: nn.Module) -> Iterator[Input]:
+    yield Input(dims=("B", "N", 4))
+    yield Input(_FLOAT, ("B", "N", 4))
+
+
+# Arguments that have a default, and that some models need all the same.
+_BESIDE = ("bbox", "feature_attention_mask")
+
 _NAMED: dict[str, Readings] = {
     "pixel_values": _pixels,
     "pixel_values_videos": _clip,
     "input_features": _features,
+    "audio_mel": _features,
+    "bbox": _boxes,
     "input_values": _samples,
     "decoder_input_values": _decoded,
 }

@@ -46,7 +46,7 @@ class Sizes:
 class Input:
     """One argument: a shape in the letters of :class:`Sizes`, or the user's own tensor.
 
-    A size may be made of a letter: ``"320N+80"``. ``row`` holds the numbers of each row, where these are known.
+    A size may be made of a letter: ``"320N+80"``. ``row`` holds its numbers for one text, where these are known.
     """
 
     dtype: torch.dtype = torch.int64
@@ -54,7 +54,7 @@ class Input:
     role: Role = "content"
     value: Any = None
     literal: bool = False
-    row: tuple[int, ...] = ()
+    row: tuple[Any, ...] = ()
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape at these sizes."""
