@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pediag.trace.graph import Node
-from pediag.trace.operators import UNINITIALISED, describe
+from pediag.trace.operators import OVERWRITING, UNINITIALISED, describe
 
 
 def deterministic(node: Node) -> bool:
@@ -45,6 +45,6 @@ def _overwritten(part: Node, operand: Node) -> bool:
         return operand is part.args[0] and operand.op_name in UNINITIALISED
     return (
         part.op == "mutate"
-        and describe(part.args[0]).name in ("fill", "zero", "copy")
+        and describe(part.args[0]).name in OVERWRITING
         and (operand is part.args[2][part.args[1]])
     )

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from pediag.trace.aliases import View
-from pediag.trace.graph import Node, Provenance
-from pediag.trace.operators import UNINITIALISED, describe
+from pediag.trace.graph import Node, Provenance, nodes_in
+from pediag.trace.operators import OVERWRITING, UNINITIALISED, describe
 
 # Elements of the largest position value that is computed for real: 2**26 is 256 MiB in float32, enough for a
 # table of 131,072 positions at width 512; a causal mask of that length (2**34) stays abstract.
@@ -122,15 +122,15 @@ class Evaluator:
 
     def _run(self, root: Node, given: Mapping[Node, torch.Tensor]) -> Any:
         order = self._schedule(root, given)
-        uses = Counter(operand for node in order for operand in node.inputs())
+        uses = Counter(operand for node in order for operand in _read(node))
         uses[root] += 1
         values: dict[Node, Any] = {}
         for node in order:
             self._own = self._owned(node, values, uses, given)
             values[node] = self._step(node, values, given)
             self._own = False
-            for operand in set(node.inputs()):
-                uses[operand] -= sum(1 for other in node.inputs() if other is operand)
+            for operand, times in Counter(_read(node)).items():
+                uses[operand] -= times
                 if uses[operand] <= 0:
                     values.pop(operand, None)
         if not given:
@@ -167,7 +167,7 @@ class Evaluator:
             seen.add(node)
             pending.append((node, True))
             if node not in given and not (not given and node in self._kept):
-                pending.extend((operand, False) for operand in node.inputs() if operand not in seen)
+                pending.extend((operand, False) for operand in _read(node) if operand not in seen)
         return order
 
     def _step(self, node: Node, values: dict[Node, Any], given: Mapping[Node, torch.Tensor]) -> Any:
@@ -256,8 +256,12 @@ class Evaluator:
         func, position, args = node.args
         if describe(func).random:
             raise Random("a random number")
-        bound = list(self._bind(args, values))
-        bound[position] = bound[position].clone()
+        if describe(func).name in OVERWRITING:
+            whole = torch.empty(node.shape, dtype=self.lane.dtype(node.dtype))
+            bound = [whole if i == position else self._bind_one(item, values) for i, item in enumerate(args)]
+        else:
+            bound = list(self._bind(args, values))
+            bound[position] = bound[position].clone()
         kwargs = {key: self._bind_one(item, values) for key, item in node.kwargs.items()}
         func(*bound, **kwargs)
         result = bound[position]
@@ -301,3 +305,13 @@ class Evaluator:
         while self._kept_elements > KEPT_ELEMENTS and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
             self._kept_elements -= dropped.numel()
+
+
+def _read(node: Node) -> Iterator[Node]:
+    """The operands whose numbers an operation needs: not the memory that it writes over as a whole."""
+    if node.op != "mutate" or describe(node.args[0]).name not in OVERWRITING:
+        yield from node.inputs()
+        return
+    _, position, args = node.args
+    yield from nodes_in(tuple(item for i, item in enumerate(args) if i != position))
+    yield from nodes_in(tuple(node.kwargs.values()))

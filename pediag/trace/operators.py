@@ -17,6 +17,8 @@ LIKE_ANOTHER = frozenset(("type_as", "expand_as", "view_as", "reshape_as"))
 UNINITIALISED = frozenset(
     ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 )
+# What they write into is lost as a whole.
+OVERWRITING = frozenset(("copy", "fill", "zero"))
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 # The shape of the result depends on the numbers of the operand.
 DATA_DEPENDENT = frozenset(

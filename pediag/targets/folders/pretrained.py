@@ -136,8 +136,10 @@ def build_recipe(target: Target, ready: Any | None) -> Callable[[], nn.Module]:
                 copy.deepcopy(ready) if ready is not None else _transformers_config(target.spec, declared)
             )
             cls = _model_class(target.spec, config)
+            config = _own_part(cls, config)
             target.prefix = getattr(cls, "base_model_prefix", "") or ""
             model = _construct(target.spec, cls, config)
+            _fill_fixed(model)
             target.renamed = stored_names(model, target.tensors)
             return model
 
@@ -229,6 +231,16 @@ def _named_class(architectures: object) -> Any | None:
     return cls if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel) else None
 
 
+def _own_part(cls: Any, config: Any) -> Any:
+    """The section of a composite configuration that ``cls`` is made of, its text section say; else all of it."""
+    wanted = getattr(cls, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    sections = getattr(config, "sub_configs", None) or {}
+    own = next((name for name, kind in sections.items() if kind is wanted), None)
+    return config if own is None else getattr(config, own)
+
+
 def _construct(spec: str, cls: Any, config: Any) -> nn.Module:
     """Build under the config's dtype with weight initialisation skipped."""
     try:
@@ -239,6 +251,14 @@ def _construct(spec: str, cls: Any, config: Any) -> nn.Module:
     except Exception as error:
         raise LoadError(f"{spec}: transformers cannot build {cls.__name__}: {describe(error)}") from error
     return made
+
+
+def _fill_fixed(model: nn.Module) -> None:
+    """Give tables that no training moves their numbers, where transformers' initialisers can be kept from others."""
+    if importlib.util.find_spec("transformers.initialization") is not None:
+        from pediag.targets.folders.fixed import fill_fixed
+
+        fill_fixed(model)
 
 
 @contextmanager
