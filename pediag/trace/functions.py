@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
 from pediag.trace.evaluate import Unavailable, real_numbers
@@ -82,6 +83,7 @@ class Functions(TorchFunctionMode):
             (_MOVES, self._move),
             (_FACTORIES, self._factory),
             (_READS, self._read),
+            ({torch.Tensor.__format__}, self._written),
             ({torch.Tensor.new_tensor}, self._like_another),
             (_RECURRENT, self._recurrent),
             ({F.scaled_dot_product_attention}, self._attention),
@@ -131,6 +133,9 @@ class Functions(TorchFunctionMode):
         return self._factory(func, args, {"device": args[0].device, **kwargs})
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if is_functorch_wrapped_tensor(args[0]):
+            # Within torch.vmap: what it stands for is met below.
+            return func(*args, **kwargs)
         if not self.recorder.place.constructing:
             args = (self.recorder.abstract(args[0]), *args[1:])
         if func is torch.Tensor.cuda and _absent("cuda"):
@@ -182,6 +187,14 @@ class Functions(TorchFunctionMode):
             raise DependsOnContent(str(reason)) from None
         with real_numbers():
             return func(value, *args[1:], **kwargs)
+
+    def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number in a text, such as the name of an expert; one of content is written as what stands for it."""
+        tensor = args[0]
+        node = self.recorder.node_of(self.recorder.abstract(tensor)) if tensor.dim() == 0 else None
+        if node is None or node.provenance is Provenance.CONTENT:
+            return func(*args, **kwargs)
+        return format(self._read(torch.Tensor.item, (tensor,), {}), *args[1:])
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

@@ -22,6 +22,7 @@ from pediag.trace.operators import (
     COMPARISONS,
     DATA_DEPENDENT,
     LIKE_ANOTHER,
+    OVERWRITING,
     SHAPE_ONLY,
     Operator,
     describe,
@@ -31,6 +32,7 @@ from pediag.trace.operators import (
 from pediag.trace.padding import PAD, Padding, compared, lengthen
 from pediag.trace.place import DependsOnContent, Effort, Lengths, Overrun, Place, Unsupported
 from pediag.trace.settling import Settler, assume
+from pediag.trace.standing import standing_in
 
 CONTENT, POSITION, MASK, WEIGHT, CONSTANT = (
     Provenance.CONTENT,
@@ -169,11 +171,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         try:
             self._lengthen(operator.name, args)
-            if operator.name == "_grouped_mm":
-                # Its abstract kernel knows bfloat16 only.
-                result = self._empty((*bound[0].shape[:-1], bound[1].shape[-1]), bound[0])
-            else:
-                result = func(*args, **kwargs)
+            made = standing_in(operator.name, bound, self.evaluator)
+            result = func(*args, **kwargs) if made is None else self._empty(*made)
         except Exception as error:
             result = self._rescue(error, func, operator, bound, named, operands)
         if operator.outs:
@@ -322,12 +321,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shapes = [item.shape for item in args[0] if item.dim()]
         axis = args[1] if len(args) > 1 else 0
         sizes = [shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)]
-        if len(sizes) > 1 and any(size in self.lengths.sequence for size in sizes):
+        joined = len(sizes) > 1 and any(size in self.lengths.sequence for size in sizes)
+        if joined and (sum(sizes) not in self.dims or any(size in self.lengths.exact for size in sizes)):
             self.lengths.sequence.add(sum(sizes))
 
-    def _empty(self, shape: tuple[int, ...], like: Node) -> torch.Tensor:
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> torch.Tensor:
         with self.fake_mode:
-            return torch.empty(shape, dtype=like.dtype, device=like.device)
+            return torch.empty(shape, dtype=dtype, device=device)
 
     # -- recording ----------------------------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         position = operator.writes[0]
         target = args[position]
         sources = [node for i, item in enumerate(bound) if i != position for node in nodes_in((item,))]
-        reads_target = operator.name not in ("copy", "fill", "zero")
+        reads_target = operator.name not in OVERWRITING
         if reads_target:
             sources.append(bound[position])
         provenance = max([node.provenance for node in sources], default=CONSTANT)

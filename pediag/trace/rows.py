@@ -299,7 +299,7 @@ class Rows:
         for stop in stops:
             others = tuple(id(item) for item in stop.inputs() if item.provenance is not CONTENT)
             done = self._pass_of(stop)
-            place = (stop.op_name, stop.module, others, _features(stop.shape, done))
+            place = (stop.op_name, stop.module, others, _features(stop, done))
             seen[place, done.first] += 1
             yield stop, (*place, seen[place, done.first])
 
@@ -312,7 +312,7 @@ class Rows:
         if not stop.dtype.is_floating_point and not stop.dtype.is_complex:
             return torch.full(stop.shape, stop.dtype is not torch.bool and _ORDINARY_TOKEN).to(stop.dtype)
         shape = tuple(
-            size if axis in _feature_axes(stop.shape, self._pass_of(stop)) else 1
+            size if axis in _feature_axes(stop, self._pass_of(stop)) else 1
             for axis, size in enumerate(stop.shape)
         )
         dtype = torch.complex128 if stop.dtype.is_complex else torch.float64
@@ -463,11 +463,16 @@ def _token_axis(shape: tuple[int, ...], done: Pass) -> int | None:
     return None
 
 
-def _feature_axes(shape: tuple[int, ...], done: Pass) -> tuple[int, ...]:
-    """The axes that run neither along tokens nor along another sequence."""
+def _feature_axes(stop: Node, done: Pass) -> tuple[int, ...]:
+    """The axes that run neither along tokens nor along another sequence; of a convolution, that of its channels.
+
+    A convolution that pads gives more places than there are tokens.
+    """
+    if stop.op_name == "convolution":
+        return (len(stop.shape) - len(stop.args[1].shape) + 1,)
     lengths = {1, *done.trace.lengths.exact, done.tokens, done.seen + done.tokens}
-    return tuple(axis for axis, size in enumerate(shape) if size not in lengths)
+    return tuple(axis for axis, size in enumerate(stop.shape) if size not in lengths)
 
 
-def _features(shape: tuple[int, ...], done: Pass) -> tuple[int, ...]:
-    return tuple(shape[axis] for axis in _feature_axes(shape, done))
+def _features(stop: Node, done: Pass) -> tuple[int, ...]:
+    return tuple(stop.shape[axis] for axis in _feature_axes(stop, done))

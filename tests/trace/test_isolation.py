@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pediag.targets import Target
 from pediag.targets.code.sharded import Elsewhere
+from pediag.trace import Provenance, Session
 from pediag.trace.isolation import on_host
 from tests.trace._sessions import content, joined, session
 
@@ -365,3 +367,35 @@ def test_inputs_are_on_the_device_of_the_model() -> None:
     trace = session(model).structural()
     assert trace.failure is None
     assert {node.device for node in trace.graph.nodes if node.given} == {"cuda"}
+
+
+class Converted(nn.Module):
+    """Converts a part in its constructor and another within forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(D, D).to(torch.float64)
+        self.second = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.double())
+        self.second.to(torch.float64)
+        return self.second(x) + torch.arange(x.shape[1])[:, None]
+
+
+def test_parts_may_be_converted_in_the_constructor_and_within_forward() -> None:
+    made = Session(Target(spec="recipe", loader="python", build=Converted))
+    found = made.structural()
+    assert found.failure is None, found.failure
+    assert joined(found).provenance is Provenance.POSITION
+    products = [node for node in found.graph.nodes if node.op_name in ("mm", "addmm")]
+    assert [node.dtype for node in products] == [torch.float64] * 2
+    assert torch.utils.swap_tensors.__name__ == "swap_tensors"
+
+
+def test_a_live_part_that_forward_converts_comes_out_as_it_went_in() -> None:
+    model = Converted()
+    before = model.second.weight
+    assert session(model).structural().failure is None
+    assert model.second.weight is before
+    assert before.dtype is torch.float32
