@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pediag.encodings import additive, bias, content, rotary, temperature
+from pediag.encodings import additive, bias, content, misplaced, rotary, temperature
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
 from pediag.trace import Site, Trace
@@ -22,7 +22,7 @@ def read(trace: Trace) -> list[Encoding]:
     found += bias.find(trace, claimed)
     found += temperature.find(trace, claimed)
     found += additive.find(trace, claimed)
-    found += additive.find_misplaced(trace)
+    found += misplaced.find(trace)
     found += [
         _unrecognised(site) for site in trace.graph.sites if id(site) not in claimed and _remarkable(site)
     ]
@@ -30,8 +30,8 @@ def read(trace: Trace) -> list[Encoding]:
 
 
 def _remarkable(site: Site) -> bool:
-    """Picking tokens by position and masks that depend on content are no position signals."""
-    return site.kind not in _UNREMARKABLE and site.result.dtype != torch.bool
+    """Picking tokens by position, hiding what positions choose and masks that depend on content are no signals."""
+    return site.kind not in _UNREMARKABLE and site.result.dtype != torch.bool and not additive.chooses(site)
 
 
 def _unrecognised(site: Site) -> Unrecognised:

@@ -360,11 +360,22 @@ def _path(node: Node) -> tuple[Node, Node | None, Node, str] | None:
             source = current = args[0]
         elif name == "buffer":
             break
+        elif name in ("cat", "stack") and (alike := _alike(current, args)) is not None:
+            current = alike
         else:
             current = carrier(current, below=source is not None)
     if is_stored(last):
         return (source or last), index, last, by
     return (source, index, source, by) if source is not None else None
+
+
+def _alike(joined: Node, args: tuple[Any, ...]) -> Node | None:
+    """The first of several pieces that a value joins text by text, where each reads the same by itself; else None."""
+    pieces = args[0]
+    axis = args[1] if len(args) > 1 else 0
+    if axis != 0 or len(pieces) < 2 or (call(joined)[0] == "cat" and joined.shape[0] != len(pieces)):
+        return None
+    return pieces[0] if len({(piece.op_name, piece.shape) for piece in pieces}) == 1 else None
 
 
 def _kind_of_index(indices: list[Node]) -> str:

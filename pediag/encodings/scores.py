@@ -318,8 +318,10 @@ def _side(places: Ints | None) -> tuple[str, Bools]:
     shown = places >= 0
     row, column = _grid(places)
     for side, wanted in (("query", row), ("key", column)):
-        off = np.where(shown, places - wanted, 0)
-        if np.abs(off).max() <= 1:
+        # The heads of a token may be rows of their own, one after the other.
+        apart = max(1, int(places[shown].max()) // max(int(wanted[shown].max()), 1))
+        off = np.where(shown, places - apart * wanted, 0)
+        if np.abs(off).max() <= (apart == 1):
             return side, np.asarray(off != 0)
     return "", np.zeros((0, 0), dtype=bool)
 

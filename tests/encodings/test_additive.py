@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pediag.encodings import Encoding, Learned, Sinusoidal, Unrecognised, additive, program
+from pediag.encodings import Encoding, Learned, Sinusoidal, Unrecognised, additive, misplaced, program
 from pediag.targets import Target, open_target
 from pediag.trace import Session, Trace
 
@@ -300,7 +300,7 @@ def test_phase_and_its_frequencies() -> None:
 @pytest.mark.parametrize(("name", "size"), [("faulty_heads", 4), ("faulty_complex_heads", 8)])
 def test_rotary_tables_along_the_heads(name: str, size: int) -> None:
     trace = Session(open_target(str(FIXTURES / f"rules/pe306_wrong_axis.py:{name}"))).structural()
-    encodings = additive.find_misplaced(trace)
+    encodings = misplaced.find(trace)
     assert encodings
     for encoding in encodings:
         assert isinstance(encoding, Unrecognised)
@@ -326,4 +326,4 @@ def test_ordinary_constants_are_silent(kind: str) -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return self.embed(ids).unflatten(-1, (4, 16)) * self.scale
 
-    assert additive.find_misplaced(trace_of(Heads())) == []
+    assert misplaced.find(trace_of(Heads())) == []

@@ -121,3 +121,31 @@ def test_rows_of_a_term_are_kept_by_query_and_key() -> None:
     n = item.rows.shape[0]
     offset = np.arange(n) - np.arange(n)[:, None]
     np.testing.assert_array_equal(item.rows, np.vectorize(item.buckets.get)(offset))
+
+
+def test_inkling_mixes_a_profile_over_distances_for_each_query() -> None:
+    """Its documentation: a bias for each distance back from 0 to ``rel_extent`` - 1, and none beyond."""
+    if not hasattr(transformers, "InklingForCausalLM"):
+        pytest.skip("this transformers has no Inkling")
+    cls = transformers.InklingForCausalLM
+    config = cls.config_class(
+        **SMALL,
+        head_dim=8,
+        num_key_value_heads=1,
+        swa_num_attention_heads=2,
+        swa_num_key_value_heads=1,
+        swa_head_dim=8,
+        d_rel=3,
+        rel_extent=41,
+        sliding_window_size=37,
+        layer_types=["hybrid"],
+        mlp_layer_types=["dense"],
+    )
+    with torch.random.fork_rng():
+        model = cls(config).eval()
+    trace = Session(Target(spec="model", loader="live", module=model)).structural()
+    assert trace.failure is None
+    (item,) = terms(recognise(trace))
+    assert item.side == "query"
+    assert item.leaves == ["model.layers.0.self_attn.rel_logits_proj.proj"]
+    assert item.buckets == {-distance: distance for distance in range(41)}
