@@ -17,7 +17,7 @@ from pediag.report.attribution import Attribution
 from pediag.rules import registry
 from pediag.rules.run import run
 from pediag.settings import decided
-from pediag.targets import Config, open_target, understood
+from pediag.targets import Config, maximum_length, open_target, understood
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 RULES = ("PE801", "PE802")
 MOST_STEPS = 4096
+PRIMES = (173, 101, 61, 53, 47, 43, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5)
+"""Lengths of the first pass for a model that takes short inputs only: such as are seldom the size of anything else."""
 
 
 def attribute(
@@ -99,14 +101,21 @@ def _refuse(baseline: str, steps: int, gradients: bool, attention: bool) -> None
 
 
 def _listed(
-    inputs: Any, texts: str | Iterable[str], opened: Target, model: nn.Module, reader: Reader | None, length: int | None
+    inputs: Any,
+    texts: str | Iterable[str],
+    opened: Target,
+    model: nn.Module,
+    reader: Reader | None,
+    length: int | None,
 ) -> list[Fed]:
     """All calls of the model that are asked for."""
     from pediag.attributing import tokens
 
     lines = [texts] if isinstance(texts, str) else list(texts)
     if lines and reader is None:
-        raise UsageError("a text needs a tokenizer: none is beside the target; give --tokenizer FOLDER, or --input")
+        raise UsageError(
+            "a text needs a tokenizer: none is beside the target; give --tokenizer FOLDER, or --input"
+        )
     several = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], dict) else [inputs]
     found = [tokens.of_inputs(one, model, reader) for one in several if one is not None]
     found += [tokens.of_text(line, reader, model) for line in lines if reader is not None]
@@ -117,7 +126,12 @@ class _Run:
     """One model under observation, with the calls that are made of it."""
 
     def __init__(
-        self, opened: Target, model: nn.Module, listed: Sequence[Fed], reader: Reader | None, say: Callable[[str], None]
+        self,
+        opened: Target,
+        model: nn.Module,
+        listed: Sequence[Fed],
+        reader: Reader | None,
+        say: Callable[[str], None],
     ) -> None:
         self.opened, self.model, self.listed, self.reader, self.say = opened, model, listed, reader, say
         self.known = self._look()
@@ -126,6 +140,9 @@ class _Run:
         from pediag.targets import Target
 
         first = self.listed[0]
+        declared = maximum_length(self.opened.config) if self.opened.config is not None else None
+        longest = self.opened.longest or declared
+        short = next((prime for prime in PRIMES if prime <= (longest or 0)), longest)
         live = Target(
             self.opened.spec,
             self.opened.loader,
@@ -134,6 +151,8 @@ class _Run:
             config=self.opened.config,
             example_inputs=first.example,
             notes=self.opened.notes,
+            takes=None if longest is None else lambda length: length <= longest,
+            longest=short,
         )
         self.say("finding where positions enter")
         return look(live, seq_len=first.length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,23 +15,63 @@ from pediag.attributing.slots import Slot
 
 SHUFFLES = 8
 FEWEST = 3
-"""Modules from which on a rank correlation says anything."""
+"""Modules, or tokens, from which on a rank correlation says anything."""
+
+MOST_TOKENS = 128
+"""Tokens up to which the position of each is taken away by itself."""
 
 
-def ablations(score: Score, slots: Sequence[Slot], value: float) -> Ablations:
-    """How far ``value`` falls without positions, with shuffled ones, and without tokens."""
-    removed = value - _without(score, slots, [slot.side == "position" for slot in slots])
-    tokens = value - _without(score, slots, [slot.side == "token" for slot in slots])
-    return Ablations(removed, _shuffled(score, slots, value), tokens)
+@dataclass(slots=True)
+class Trial:
+    """A number and what it becomes: ``score`` of one tensor a slot, which is ``value`` where nothing is changed."""
 
+    score: Score
+    slots: Sequence[Slot]
+    value: float
 
-def by_module(score: Score, slots: Sequence[Slot], value: float) -> dict[tuple[str, str], float]:
-    """The same for the positions of one encoding in one module alone, by both their names."""
-    found = {}
-    for key in dict.fromkeys(map(key_of, slots)):
-        if key[0]:
-            found[key] = value - _without(score, slots, [key_of(slot) == key for slot in slots])
-    return found
+    def ablations(self) -> Ablations:
+        """How far the number falls without positions, with shuffled ones, and without tokens."""
+        removed = self._fall(
+            [slot.start if slot.side == "position" else slot.variable for slot in self.slots]
+        )
+        tokens = self._fall([slot.start if slot.side == "token" else slot.variable for slot in self.slots])
+        return Ablations(removed, self._shuffled(), tokens)
+
+    def by_module(self) -> dict[tuple[str, str], float]:
+        """The same without the positions of one encoding in one module alone, by :func:`key_of`."""
+        return {
+            key: self._fall([slot.start if key_of(slot) == key else slot.variable for slot in self.slots])
+            for key in dict.fromkeys(map(key_of, self.slots))
+            if key[0]
+        }
+
+    def by_token(self, length: int) -> list[float]:
+        """The same without the position of one token alone, for each of ``length``."""
+        return [
+            self._fall(
+                [slot.without(token) if slot.side == "position" else slot.variable for slot in self.slots]
+            )
+            for token in range(length)
+        ]
+
+    def _shuffled(self) -> float:
+        own = [slot for slot in self.slots if slot.side == "position"]
+        lengths = [slot.variable.shape[axis] for slot in own for axis in slot.axes]
+        if not lengths:
+            return 0.0
+        generator = torch.Generator().manual_seed(0)
+        squares = []
+        for _ in range(SHUFFLES):
+            order = torch.randperm(max(lengths), generator=generator)
+            chosen = [
+                slot.shuffled(order) if slot.side == "position" else slot.variable for slot in self.slots
+            ]
+            squares.append(self._fall(chosen) ** 2)
+        return math.sqrt(sum(squares) / len(squares))
+
+    def _fall(self, variables: Sequence[torch.Tensor]) -> float:
+        with torch.no_grad():
+            return self.value - float(self.score(variables))
 
 
 def key_of(slot: Slot) -> tuple[str, str]:
@@ -42,30 +83,9 @@ def agreement(shares: Sequence[float], falls: Sequence[float]) -> float | None:
     """Spearman's rank correlation of sizes, None where there are too few, or all are alike."""
     if len(shares) < FEWEST:
         return None
-    ranks = [np.argsort(np.argsort(np.abs(np.asarray(values)), kind="stable")) for values in (shares, falls)]
+    ranks = [
+        np.argsort(np.argsort(np.abs(values), kind="stable")).astype(np.float64) for values in (shares, falls)
+    ]
     if any(len(set(map(float, np.abs(values)))) < 2 for values in (shares, falls)):
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-def _without(score: Score, slots: Sequence[Slot], away: Sequence[bool]) -> float:
-    chosen = [slot.start if gone else slot.variable for slot, gone in zip(slots, away, strict=True)]
-    return _number(score, chosen)
-
-
-def _shuffled(score: Score, slots: Sequence[Slot], value: float) -> float:
-    lengths = [slot.variable.shape[axis] for slot in slots if slot.side == "position" for axis in slot.axes]
-    if not lengths:
-        return 0.0
-    generator = torch.Generator().manual_seed(0)
-    squares = []
-    for _ in range(SHUFFLES):
-        order = torch.randperm(max(lengths), generator=generator)
-        chosen = [slot.shuffled(order) if slot.side == "position" else slot.variable for slot in slots]
-        squares.append((value - _number(score, chosen)) ** 2)
-    return math.sqrt(sum(squares) / len(squares))
-
-
-def _number(score: Score, variables: Sequence[torch.Tensor]) -> float:
-    with torch.no_grad():
-        return float(score(variables))
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

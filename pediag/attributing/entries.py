@@ -57,7 +57,9 @@ def entries(encodings: Sequence[Encoding], structural: Trace, target: Trace) -> 
                 yield _entry(encoding, other, node, model, structural, target)
 
 
-def _entry(encoding: Encoding, site: Site, node: Node, model: Node, structural: Trace, target: Trace) -> Entry:
+def _entry(
+    encoding: Encoding, site: Site, node: Node, model: Node, structural: Trace, target: Trace
+) -> Entry:
     forms, axes = [], []
     for place, (one, like) in enumerate(_chain(node, model)):
         try:

@@ -1,7 +1,8 @@
-"""Integrated gradients by Captum, over positions and tokens at once, and how far they are from complete."""
+"""Integrated gradients by Captum of one side, the other as it is, and how far they are from complete."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pediag.attributing.model import SMALL_DELTA
+from pediag.attributing.model import LARGE_DELTA, SMALL_DELTA
 from pediag.attributing.slots import Slot
 from pediag.errors import UsageError
 
@@ -17,6 +18,11 @@ FIRST_STEPS = 16
 MOST_STEPS = 256
 """Steps of the integral: doubled from the first until the delta is small, or up to the most."""
 
+CERTAIN = 1e-4
+"""A delta that is enough by itself; another must follow one below ``ONCE`` times as large, since too few steps hit the
+right sum by chance."""
+
+ONCE = LARGE_DELTA / SMALL_DELTA
 ABSENT = "captum is not installed, by which attributions are made: pip install captum"
 
 Score = Callable[[Sequence[torch.Tensor]], torch.Tensor]
@@ -47,7 +53,9 @@ def method() -> Any:
             warnings.simplefilter("ignore")
             from captum.attr import IntegratedGradients
     except ImportError as error:
-        raise UsageError(ABSENT if error.name == "captum" else f"captum cannot be imported: {error}") from None
+        raise UsageError(
+            ABSENT if error.name == "captum" else f"captum cannot be imported: {error}"
+        ) from None
     return IntegratedGradients
 
 
@@ -56,7 +64,7 @@ def integrate(score: Score, slots: Sequence[Slot], *, most: int = MOST_STEPS) ->
 
     ``score`` is called with one tensor a slot. Raises UsageError where the model lets no gradients through.
     """
-    integrated_gradients = method()
+    captum = method()
     inputs = tuple(slot.variable[None] for slot in slots)
     starts = tuple(slot.start[None] for slot in slots)
 
@@ -67,14 +75,14 @@ def integrate(score: Score, slots: Sequence[Slot], *, most: int = MOST_STEPS) ->
 
     with torch.no_grad():
         value, reference = float(forward(*inputs)), float(forward(*starts))
-    steps = min(FIRST_STEPS, most)
+    steps, before = min(FIRST_STEPS, most), math.inf
     while True:
-        made = _attribute(integrated_gradients(forward), inputs, starts, steps)
+        made = _attribute(captum(forward), inputs, starts, steps)
         delta = float(sum(one.double().sum() for one in made)) - (value - reference)
         found = Integrated([one[0].detach() for one in made], value, reference, delta, steps)
-        if found.relative <= SMALL_DELTA or steps >= most:
+        if steps >= most or found.relative <= CERTAIN or max(found.relative, before / ONCE) <= SMALL_DELTA:
             return found
-        steps = min(2 * steps, most)
+        before, steps = found.relative, min(2 * steps, most)
 
 
 def _attribute(captum: Any, inputs: Any, starts: Any, steps: int) -> tuple[torch.Tensor, ...]:

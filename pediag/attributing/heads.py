@@ -44,6 +44,7 @@ class Seer(Watcher):
         super().__init__(place)
         self.length = length
         self.found: list[Weights] = []
+        self.others: set[tuple[int, int]] = set()
 
     def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call, and keep its weights where it is an attention."""
@@ -57,7 +58,7 @@ class Seer(Watcher):
         return result
 
     def _multihead(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """torch's own multi-head attention, asked for the weights of each head beside what it was asked for."""
+        """Torch's own multi-head attention, asked for the weights of each head beside what it was asked for."""
         asked = kwargs.get("need_weights", True), kwargs.get("average_attn_weights", True)
         output, weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})
         if weights is not None:
@@ -67,7 +68,8 @@ class Seer(Watcher):
         return output, weights.mean(dim=-3) if asked[1] else weights
 
     def _keep(self, weights: torch.Tensor, *, recomputed_: bool) -> None:
-        if weights.dim() < 2 or weights.shape[-1] != self.length or weights.shape[-2] != self.length:
+        if weights.shape[-2:] != (self.length, self.length):
+            self.others.add((weights.shape[-2], weights.shape[-1]))
             return
         heads = weights.reshape(-1, self.length, self.length).double().cpu()
         self.found.append(Weights(self.place.module, heads, recomputed_))
@@ -110,10 +112,18 @@ def attention_map(
         for head in range(len(one.values))
     ]
     causal = bool(seer.found) and all(float(one.values.triu(1).abs().max()) < 1e-6 for one in seer.found)
-    hidden = SET if expected and not heads else ""
+    hidden = _hidden(seer) if expected and not heads else ""
     return AttentionMap(
         list(words), heads, bins, list(separators), any(one.recomputed for one in seer.found), causal, hidden
     )
+
+
+def _hidden(seer: Seer) -> str:
+    """Why there are no maps."""
+    if not seer.others:
+        return SET
+    sizes = ", ".join(f"{N} by {M}" for N, M in sorted(seer.others))
+    return f"attention is of {sizes}, not of the {seer.length} tokens that were fed by themselves: no map is drawn"
 
 
 def distance_bins(length: int) -> list[tuple[int, int]]:

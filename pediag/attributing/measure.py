@@ -10,7 +10,7 @@ import torch
 from pediag.attributing import ablation
 from pediag.attributing.entries import entries
 from pediag.attributing.gradients import MOST_STEPS, Integrated, integrate
-from pediag.attributing.model import LayerShare, TextAttribution
+from pediag.attributing.model import LayerShare, Side, TextAttribution
 from pediag.attributing.moving import Found, Runner, Wanted
 from pediag.attributing.objective import Objective, Shown, objective
 from pediag.attributing.slots import Baseline, Slot, position_slots, substitutes, token_slots
@@ -58,13 +58,15 @@ def attribution(
 
 def shown(past: bool, where: Found, fed: Fed, reader: Reader | None) -> Shown:
     """What the choice of a target may look at; ``past`` says that attention sees the past only."""
-    rows = max((table.shape[0] for _, _, table in where.lookups), default=0)
+    rows = max((one.table.shape[0] for one in where.lookups), default=0)
     return Shown(rows, past, fed.masked, reader.name if reader else None)
 
 
 def causal(encodings: Sequence[Encoding], structural: Trace) -> bool:
     """Whether attention sees the past only, as its masks and kernels tell."""
-    told = (isinstance(one, Mask) and one.causal or isinstance(one, Rotary) and one.causal for one in encodings)
+    told = (
+        isinstance(one, Mask) and one.causal or isinstance(one, Rotary) and one.causal for one in encodings
+    )
     return any(one.causal for one in structural.graph.attentions) or any(told)
 
 
@@ -82,27 +84,44 @@ def _inputs(runner: Runner) -> list[torch.Tensor]:
 def _attributed(
     runner: Runner, slots: Sequence[Slot], chosen: Objective, fed: Fed, missed: list[str], steps: int
 ) -> TextAttribution:
-    def score(variables: Sequence[torch.Tensor]) -> torch.Tensor:
-        return chosen(runner.moved(*substitutes(slots, variables)))
+    def score(variables: Sequence[torch.Tensor], moved: Sequence[Slot]) -> torch.Tensor:
+        return chosen(runner.moved(*substitutes(moved, variables)))
 
-    made = integrate(score, slots, most=steps)
-    layers = _layers(slots, made, ablation.by_module(score, slots, made.value))
-    return TextAttribution(
-        tokens=fed.words,
-        attributed=chosen.told,
-        value=made.value,
-        reference=made.reference,
-        delta=made.delta,
-        relative=made.relative,
-        steps=made.steps,
-        position=_by_token(slots, made, "position", fed.length),
-        token=_by_token(slots, made, "token", fed.length),
-        layers=layers,
-        ablations=ablation.ablations(score, slots, made.value),
-        agreement=ablation.agreement([one.share for one in layers], [one.ablation for one in layers]),
-        missed=missed,
-        references=references(slots),
-    )
+    sides = {side: [slot for slot in slots if slot.side == side] for side in ("position", "token")}
+    made = {
+        side: integrate(lambda variables, own=own: score(variables, own), own, most=steps)  # type: ignore[misc]
+        for side, own in sides.items()
+        if own
+    }
+    value = made["token"].value
+    test = ablation.Trial(lambda variables: score(variables, slots), slots, value)
+    token = _side(sides["token"], made["token"], fed.length)
+    position = _side(sides["position"], made["position"], fed.length) if sides["position"] else None
+    layers = _layers(sides["position"], made.get("position"), token, test.by_module())
+    found = TextAttribution(fed.words, chosen.told, value, position, token, layers, test.ablations())
+    found.missed, found.references = missed, references(slots)
+    _compare(found, test)
+    return found
+
+
+def _compare(found: TextAttribution, test: ablation.Trial) -> None:
+    """How the order of sizes agrees with that of ablations, over modules or, of a single one, over tokens."""
+    if len(found.layers) >= ablation.FEWEST:
+        found.agreement_over = "modules"
+        pairs = [(one.share, one.ablation) for one in found.layers]
+    elif found.position is not None and len(found.tokens) <= ablation.MOST_TOKENS:
+        found.agreement_over = "tokens"
+        pairs = list(zip(found.position.by_token, test.by_token(len(found.tokens)), strict=True))
+    else:
+        return
+    found.agreement = ablation.agreement([one for one, _ in pairs], [other for _, other in pairs])
+
+
+def _side(slots: Sequence[Slot], made: Integrated, length: int) -> Side:
+    total = torch.zeros(length, dtype=torch.float64)
+    for slot, one in zip(slots, made.attributions, strict=True):
+        total += slot.by_token(one, length).cpu()
+    return Side(total.tolist(), made.reference, made.delta, made.relative, made.steps)
 
 
 def references(slots: Sequence[Slot]) -> list[str]:
@@ -111,32 +130,21 @@ def references(slots: Sequence[Slot]) -> list[str]:
     return sorted(told)
 
 
-def _by_token(slots: Sequence[Slot], made: Integrated, side: str, length: int) -> list[float]:
-    total = torch.zeros(length, dtype=torch.float64)
-    for slot, one in zip(slots, made.attributions, strict=True):
-        if slot.side == side:
-            part = slot.by_token(one).cpu()[:length]
-            total[: len(part)] += part
-    return [float(item) for item in total]
-
-
-def _layers(slots: Sequence[Slot], made: Integrated, falls: dict[tuple[str, str], float]) -> list[LayerShare]:
-    """The parts of each encoding in each module, in the order in which they enter."""
+def _layers(
+    slots: Sequence[Slot], made: Integrated | None, token: Side, falls: dict[tuple[str, str], float]
+) -> list[LayerShare]:
+    """The parts of each encoding in each module, as they enter; ``token`` is the other side."""
     parts: dict[tuple[str, str], torch.Tensor] = {}
     first: dict[tuple[str, str], Slot] = {}
-    tokens: torch.Tensor | float = 0.0
-    for slot, one in zip(slots, made.attributions, strict=True):
-        key, part = ablation.key_of(slot), slot.by_token(one).cpu()
-        if slot.side == "token":
-            tokens = tokens + part
-        else:
-            parts[key] = parts[key] + part if key in parts else part
-            first.setdefault(key, slot)
-    whole = float(torch.as_tensor(tokens).abs().sum()) + sum(float(one.abs().sum()) for one in parts.values())
+    for slot, one in zip(slots, made.attributions if made is not None else [], strict=True):
+        key, part = ablation.key_of(slot), slot.by_token(one, len(token.by_token)).cpu()
+        parts[key] = parts[key] + part if key in parts else part
+        first.setdefault(key, slot)
+    whole = token.size + sum(float(one.abs().sum()) for one in parts.values())
     return [
         LayerShare(
             encoding=key[0],
-            scheme=first[key].encoding.scheme if first[key].encoding else "",  # type: ignore[union-attr]
+            scheme=first[key].scheme,
             module=key[1],
             share=float(part.abs().sum()) / whole if whole else 0.0,
             total=float(part.sum()),

@@ -58,55 +58,77 @@ class Ablations:
 
 
 @dataclass(slots=True)
-class TextAttribution:
-    """One input, attributed. ``position`` and ``token`` have one signed number a token, of N.
+class Side:
+    """Positions or tokens, moved from their reference to what they are while the other side stays as it is.
 
-    ``attributed`` says of which number; ``value`` is that number, ``reference`` the same at the references.
-    ``delta`` is the sum of the attributions less value - reference; ``relative`` that as a share of the latter.
-    ``agreement`` is the rank correlation, over modules, of attribution and ablation; None below three modules.
-    ``missed`` names sites of positions that the real pass was not seen to reach.
+    ``by_token`` has one signed number for each of N tokens. ``reference`` is the attributed number at the reference,
+    ``delta`` the sum of all attributions less value - reference, and ``relative`` that as a share of value - reference.
+    """
+
+    by_token: list[float]
+    reference: float
+    delta: float
+    relative: float
+    steps: int
+
+    @property
+    def size(self) -> float:
+        """The sum of the absolute values."""
+        return sum(map(abs, self.by_token))
+
+
+@dataclass(slots=True)
+class TextAttribution:
+    """One input, attributed: ``attributed`` says of which number, ``value`` is that number.
+
+    ``position`` is None where no position was seen to enter; ``missed`` names modules in which the real pass was not
+    seen to use the positions that it should. ``agreement`` is the rank correlation of attribution and ablation over
+    ``agreement_over``, modules or tokens; None where those are too few. ``references`` say what was compared with what.
     """
 
     tokens: list[str]
     attributed: str
     value: float
-    reference: float
-    delta: float
-    relative: float
-    steps: int
-    position: list[float]
-    token: list[float]
+    position: Side | None
+    token: Side
     layers: list[LayerShare]
     ablations: Ablations
     agreement: float | None = None
+    agreement_over: str = ""
     missed: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)
 
     @property
+    def relative(self) -> float:
+        """The larger of the completeness deltas of both sides; positions that change nothing have none."""
+        if self.position is None or self.unused:
+            return self.token.relative
+        return max(self.token.relative, self.position.relative)
+
+    @property
     def complete(self) -> bool:
-        """Whether the delta is small enough to conclude from."""
+        """Whether both deltas are small enough to conclude from."""
         return self.relative <= LARGE_DELTA
 
     @property
     def share(self) -> float | None:
-        """Share of position in all attribution, by absolute values; None where the delta is large or all is zero."""
+        """Share of position in all attribution; None where a delta is large, or where nothing is attributed."""
         return self.raw_share if self.complete else None
 
     @property
     def raw_share(self) -> float | None:
-        """The same, whatever the delta."""
-        if not self.layers:
-            return None
-        tokens = sum(map(abs, self.token))
+        """The same, whatever the deltas: the sizes of the layers against those and that of the tokens."""
         given = sum(layer.share for layer in self.layers)
-        return given if tokens or given else None
+        return given if self.position is not None and (given or self.token.size) else None
 
     @property
     def unused(self) -> bool:
         """Whether neither gradients nor ablations find that the output depends on positions."""
-        change = max(abs(self.value - self.reference), abs(self.ablations.tokens), 1e-30)
-        moved = max(abs(self.ablations.removed), abs(self.ablations.permuted), *map(abs, self.position))
-        return bool(self.layers) and not self.missed and moved <= UNUSED * change
+        if self.position is None or self.missed:
+            return False
+        change = max(abs(self.ablations.tokens), UNUSED * abs(self.value), 1e-30)
+        moved = (self.ablations.removed, self.ablations.permuted, *self.position.by_token)
+        return max(map(abs, moved)) <= UNUSED * change
 
 
 @dataclass(slots=True)

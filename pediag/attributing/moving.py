@@ -45,12 +45,22 @@ class Wanted:
     forms: tuple[torch.Tensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One lookup of tokens: the rows that it gives, of which table, and their axis of tokens."""
+
+    use: Use
+    rows: torch.Tensor
+    table: torch.Tensor
+    axis: int
+
+
 @dataclass(slots=True)
 class Found:
-    """Where the wanted values were used, and where tokens are looked up: the use, the rows, the table."""
+    """Where the wanted values were used, and where tokens are looked up."""
 
     uses: dict[int, list[tuple[Use, int]]] = field(default_factory=dict)
-    lookups: list[tuple[Use, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
 
 
 class Runner:
@@ -88,7 +98,9 @@ class Runner:
                 stack.enter_context(context)
             if mode is not None:
                 stack.enter_context(mode)
-            return self.model(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
+            return self.model(
+                *(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs)
+            )
 
 
 class Watcher(TorchFunctionMode):
@@ -118,7 +130,7 @@ class _AtSpots(Watcher):
         """Run the call; one at a spot by way of :meth:`at`."""
         if self.place.module not in self.modules and func not in LOOKUPS:
             return func(*args, **kwargs)
-        spot = self.place.module, user_frame()
+        spot = self.place.module, user_frame(until=Runner._call.__code__)
         nth = self.counts[spot]
         self.counts[spot] += 1
         return self.at(spot, nth, func, args, kwargs)
@@ -135,11 +147,13 @@ class _Finder(_AtSpots):
         self.by_spot: dict[Spot, list[tuple[int, Wanted]]] = {}
         for index, one in enumerate(wanted):
             self.by_spot.setdefault(one.spot, []).append((index, one))
+            # A join that torch's own modules make has no line inside of forward.
+            self.by_spot.setdefault((one.spot[0], None), []).append((index, one))
         self.found = Found()
 
     def at(self, spot: Spot, nth: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if func in LOOKUPS:
+        if func in LOOKUPS and isinstance(result, torch.Tensor):
             self._lookup(spot, nth, args, kwargs, result)
         listed = list(_paths((args, kwargs)))
         if spot in self.by_spot and len(listed) > 1:
@@ -160,8 +174,9 @@ class _Finder(_AtSpots):
         rows = next((item for item in listed if not item.is_floating_point()), None)
         if table is None or rows is None:
             return
-        if any(rows is item or same(rows, item) for item in self.inputs):
-            self.found.lookups.append((Use(spot, nth, RESULT), result.detach(), table.detach()))
+        if any(rows is item or same(rows.flatten(), item.flatten()) for item in self.inputs):
+            axis = max(range(rows.dim()), key=lambda axis: rows.shape[axis])
+            self.found.lookups.append(Lookup(Use(spot, nth, RESULT), result.detach(), table.detach(), axis))
 
 
 class _Mover(_AtSpots):
@@ -215,7 +230,9 @@ def _replaced(item: Any, path: tuple[Any, ...], value: torch.Tensor) -> Any:
         return value.to(item.device, item.dtype)
     if isinstance(item, dict):
         return {**item, path[0]: _replaced(item[path[0]], path[1:], value)}
-    parts = [_replaced(part, path[1:], value) if place == path[0] else part for place, part in enumerate(item)]
+    parts = [
+        _replaced(part, path[1:], value) if place == path[0] else part for place, part in enumerate(item)
+    ]
     return type(item)(parts) if type(item) in (tuple, list) else tuple(parts)
 
 

@@ -82,7 +82,9 @@ def _chosen(output: Any, main: torch.Tensor, shown: Shown) -> str:
         return "class"
     if main.dim() < 3:
         return "mean"
-    vocabulary = main.shape[-1] == shown.rows or (_named(output, "logits") and main.shape[-1] >= shown.rows > 0)
+    vocabulary = main.shape[-1] == shown.rows or (
+        _named(output, "logits") and main.shape[-1] >= shown.rows > 0
+    )
     if not vocabulary:
         return "mean"
     if shown.masked is not None:
@@ -91,7 +93,9 @@ def _chosen(output: Any, main: torch.Tensor, shown: Shown) -> str:
 
 
 def _named(output: Any, name: str) -> bool:
-    return isinstance(output.get(name) if isinstance(output, Mapping) else getattr(output, name, None), torch.Tensor)
+    return isinstance(
+        output.get(name) if isinstance(output, Mapping) else getattr(output, name, None), torch.Tensor
+    )
 
 
 def _indexed(main: torch.Tensor, index: int, shown: Shown) -> Objective:
@@ -101,7 +105,8 @@ def _indexed(main: torch.Tensor, index: int, shown: Shown) -> Objective:
         place = shown.masked if shown.masked is not None else -1
         where = f"token {place}" if place >= 0 else "the last token"
         return Objective(
-            f"log-probability of {shown.token(index)} at {where}", lambda o: _log(main_tensor(o)[0, place], index)
+            f"log-odds of {shown.token(index)} at {where}",
+            lambda o: _odds(main_tensor(o)[0, place], index),
         )
     return Objective(f"logit of class {index}", lambda o: main_tensor(o).reshape(-1)[index])
 
@@ -109,8 +114,8 @@ def _indexed(main: torch.Tensor, index: int, shown: Shown) -> Objective:
 def _next(main: torch.Tensor, shown: Shown) -> Objective:
     best = int(_rows(main, "next")[0, -1].argmax())
     return Objective(
-        f"log-probability of {shown.token(best)}, the likeliest next token",
-        lambda o: _log(main_tensor(o)[0, -1], best),
+        f"log-odds of {shown.token(best)}, the likeliest next token",
+        lambda o: _odds(main_tensor(o)[0, -1], best),
     )
 
 
@@ -120,8 +125,8 @@ def _mask(main: torch.Tensor, shown: Shown) -> Objective:
         raise UsageError("target mask: the input holds no mask token of the tokenizer")
     best = int(_rows(main, "mask")[0, place].argmax())
     return Objective(
-        f"log-probability of {shown.token(best)}, the likeliest at the mask (token {place})",
-        lambda o: _log(main_tensor(o)[0, place], best),
+        f"log-odds of {shown.token(best)}, the likeliest at the mask (token {place})",
+        lambda o: _odds(main_tensor(o)[0, place], best),
     )
 
 
@@ -129,8 +134,10 @@ def _token(main: torch.Tensor, shown: Shown) -> Objective:
     """Of all tokens: for a model that fills in masks where none is given."""
     best = _rows(main, "token")[0].argmax(-1)
     return Objective(
-        "mean log-probability of the likeliest token at each place",
-        lambda o: torch.log_softmax(main_tensor(o)[0].float(), -1).gather(-1, best[:, None]).mean(),
+        "mean log-odds of the likeliest token at each place",
+        lambda o: torch.stack(
+            [_odds(row, int(index)) for row, index in zip(main_tensor(o)[0], best, strict=True)]
+        ).mean(),
     )
 
 
@@ -169,8 +176,10 @@ def _rows(main: torch.Tensor, target: str) -> torch.Tensor:
     return main.detach()
 
 
-def _log(logits: torch.Tensor, index: int) -> torch.Tensor:
-    return torch.log_softmax(logits.float(), -1)[index]
+def _odds(logits: torch.Tensor, index: int) -> torch.Tensor:
+    """Log p / (1 - p) of one entry: as log p while that is small, and not flat where it is near 1."""
+    others = torch.cat((logits[:index], logits[index + 1 :])).float()
+    return logits[index].float() - torch.logsumexp(others, -1)
 
 
 _MADE: dict[str, Callable[[torch.Tensor, Shown], Objective]] = {

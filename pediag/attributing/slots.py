@@ -45,7 +45,13 @@ class Slot:
     phase: torch.Tensor | None = None
     radius: torch.Tensor | None = None
     given: int | None = None
+    dtype: torch.dtype | None = None
     path: str = ""
+
+    @property
+    def scheme(self) -> str:
+        """That of its encoding; empty for tokens."""
+        return self.encoding.scheme if self.encoding is not None else ""
 
     def values(self, variable: torch.Tensor) -> list[torch.Tensor]:
         """What stands at each list of uses for this value of the variable; differentiable."""
@@ -56,11 +62,23 @@ class Slot:
             return [torch.polar(self.radius, angle)]
         return [self.radius * torch.cos(angle), self.radius * torch.sin(angle)]
 
-    def by_token(self, attributions: torch.Tensor) -> torch.Tensor:
-        """The sums (N,) of attributions over all axes but the one of tokens; of keys, where there are two."""
+    def by_token(self, attributions: torch.Tensor, length: int) -> torch.Tensor:
+        """The sums (N,) of attributions over all axes but that of ``length`` tokens; of keys, where there are two.
+
+        What has one row a distance, not a token, is spread evenly.
+        """
         axis = self.axes[-1] if self.axes else attributions.dim() - 2
         rest = [other for other in range(attributions.dim()) if other != axis]
-        return attributions.double().sum(dim=rest) if rest else attributions.double()
+        sums = attributions.double().sum(dim=rest) if rest else attributions.double()
+        return sums if len(sums) == length else (sums.sum() / length).expand(length)
+
+    def without(self, token: int) -> torch.Tensor:
+        """The variable with one token at its reference: along its only axis of tokens, or the last, that of keys."""
+        result = self.variable.clone()
+        axis = self.axes[-1] if self.axes else result.dim() - 2
+        if token < result.shape[axis]:
+            result.select(axis, token).copy_(self.start.select(axis, token))
+        return result
 
     def shuffled(self, order: torch.Tensor) -> torch.Tensor:
         """The variable with its tokens in another order, along all its axes of tokens."""
@@ -112,7 +130,9 @@ def _slots(values: Sequence[_Value], baseline: Baseline) -> list[Slot]:
     for index, value in enumerate(values):
         if index in paired:
             continue
-        other = next((k for k in range(index + 1, len(values)) if k not in paired and _turns(value, values[k])), None)
+        other = next(
+            (k for k in range(index + 1, len(values)) if k not in paired and _turns(value, values[k])), None
+        )
         if other is not None:
             paired.add(other)
             slots.append(_turning(value, values[other]))
@@ -152,7 +172,7 @@ def _turning(a: _Value, b: _Value | None) -> Slot:
     phase = _first(angle, a.axes)
     turn = torch.remainder(angle - phase + math.pi, 2 * math.pi) - math.pi
     uses = [a.uses] if b is None else [a.uses, b.uses]
-    slot = _slot(a, turn, torch.zeros_like(turn), uses, f"angle 0 to its own, along the shortest arc")
+    slot = _slot(a, turn, torch.zeros_like(turn), uses, "angle 0 to its own, along the shortest arc")
     slot.phase, slot.radius = phase.contiguous(), radius
     return slot
 
@@ -162,7 +182,9 @@ def _straight(value: _Value, baseline: Baseline) -> Slot:
     tensor = value.tensor.detach().float() if not value.tensor.is_complex() else value.tensor.detach()
     kind = _kind(value)
     if kind == "rotary":
-        return _slot(value, tensor, _first(tensor, value.axes), [value.uses], "every token at the first position")
+        return _slot(
+            value, tensor, _first(tensor, value.axes), [value.uses], "every token at the first position"
+        )
     if kind == "additive":
         start, told = _additive(tensor, value.axes, baseline)
         return _slot(value, tensor, start, [value.uses], told)
@@ -188,7 +210,9 @@ def _first(tensor: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     return tensor.narrow(axis, 0, 1).expand_as(tensor).clone()
 
 
-def _slot(value: _Value, variable: torch.Tensor, start: torch.Tensor, uses: list[list[Use]], path: str) -> Slot:
+def _slot(
+    value: _Value, variable: torch.Tensor, start: torch.Tensor, uses: list[list[Use]], path: str
+) -> Slot:
     entry = value.entry
     return Slot("position", variable, start, value.axes, uses, entry.encoding, entry.spot[0], path=path)
 
@@ -196,10 +220,10 @@ def _slot(value: _Value, variable: torch.Tensor, start: torch.Tensor, uses: list
 def token_slots(where: Found, inputs: Sequence[torch.Tensor], baseline: Baseline) -> list[Slot]:
     """The slots of tokens: what is looked up for them in tables, or else the numbers that are given for them."""
     slots = []
-    for use, rows, table in where.lookups:
-        tensor = rows.float()
-        start, told = _token_start(tensor, table.float(), baseline)
-        slots.append(Slot("token", tensor, start, _token_axis(tensor), [[use]], path=told))
+    for one in where.lookups:
+        tensor = one.rows.float()
+        start, told = _token_start(tensor, one.table.float(), baseline)
+        slots.append(Slot("token", tensor, start, (one.axis,), [[one.use]], path=told, dtype=one.rows.dtype))
     if slots:
         return slots
     for item in inputs:
@@ -209,7 +233,18 @@ def token_slots(where: Found, inputs: Sequence[torch.Tensor], baseline: Baseline
             if baseline != "zero":
                 start = tensor.mean(_token_axis(tensor)[0], keepdim=True).expand_as(tensor).clone()
             told = "zero" if baseline == "zero" else "the mean of these tokens"
-            slots.append(Slot("token", tensor, start, _token_axis(tensor), [], given=id(item), path=told))
+            slots.append(
+                Slot(
+                    "token",
+                    tensor,
+                    start,
+                    _token_axis(tensor),
+                    [],
+                    given=id(item),
+                    path=told,
+                    dtype=item.dtype,
+                )
+            )
     return slots
 
 
@@ -217,9 +252,7 @@ def _token_axis(tensor: torch.Tensor) -> tuple[int, ...]:
     return (1,) if tensor.dim() > 2 else (0,)
 
 
-def _token_start(
-    rows: torch.Tensor, table: torch.Tensor, baseline: Baseline
-) -> tuple[torch.Tensor, str]:
+def _token_start(rows: torch.Tensor, table: torch.Tensor, baseline: Baseline) -> tuple[torch.Tensor, str]:
     if baseline == "zero":
         return torch.zeros_like(rows), "zero"
     return table.mean(0).expand_as(rows).clone(), "the mean row of the token table"
@@ -232,7 +265,7 @@ def substitutes(
     values: dict[Use, torch.Tensor] = {}
     inputs: dict[int, torch.Tensor] = {}
     for slot, variable in zip(slots, variables, strict=True):
-        made = slot.values(variable)
+        made = [value if slot.dtype is None else value.to(slot.dtype) for value in slot.values(variable)]
         if slot.given is not None:
             inputs[slot.given] = made[0]
         for uses, value in zip(slot.uses, made, strict=False):

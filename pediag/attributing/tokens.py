@@ -6,20 +6,19 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pediag.errors import LoadError, UsageError
-from pediag.targets import describe
+from pediag.targets import Target, describe
 from pediag.trace import positions
+from pediag.trace.inputs import Input, made_up
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from pediag.targets import Target
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model")
 LARGEST_FILE = 64 * 2**20
@@ -50,7 +49,7 @@ class Fed:
         """The same call with ``length`` tokens: repeated, or cut; batches of one stay one."""
         made_args = tuple(_resized(item, self.length, length) for item in self.args)
         made = {name: _resized(item, self.length, length, name) for name, item in self.kwargs.items()}
-        return made if not made_args else made_args
+        return made_args if made_args else made
 
 
 @dataclass(slots=True)
@@ -82,7 +81,9 @@ def _of_folder(folder: Path) -> Reader:
     except ImportError:
         raise LoadError("a text needs transformers to be read: pip install 'pediag[transformers]'") from None
     try:
-        return _of_object(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False))
+        return _of_object(
+            AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        )
     except LoadError:
         raise
     except Exception as error:
@@ -99,10 +100,15 @@ def _of_object(tokenizer: Any) -> Reader:
             tokenizer.mask_token_id,
         )
     if hasattr(tokenizer, "id_to_token"):
-        return Reader(lambda text: list(tokenizer.encode(text).ids), lambda index: str(tokenizer.id_to_token(int(index))))
+        return Reader(
+            lambda text: list(tokenizer.encode(text).ids),
+            lambda index: str(tokenizer.id_to_token(int(index))),
+        )
     if callable(tokenizer):
         return Reader(lambda text: [int(item) for item in tokenizer(text)], str)
-    raise UsageError("tokenizer must be a folder, a tokenizer of transformers, or a function from text to ids")
+    raise UsageError(
+        "tokenizer must be a folder, a tokenizer of transformers, or a function from text to ids"
+    )
 
 
 def of_text(text: str, reader: Reader, model: nn.Module) -> Fed:
@@ -114,7 +120,9 @@ def of_text(text: str, reader: Reader, model: nn.Module) -> Fed:
         raise UsageError("an empty text: give one of two tokens or more")
     ids = reader.encode(text)
     if len(ids) < FEWEST_TOKENS:
-        raise UsageError(f"{text!r} is {len(ids)} token: give a text of two or more, so that positions can matter")
+        raise UsageError(
+            f"{text!r} is {len(ids)} token: give a text of two or more, so that positions can matter"
+        )
     rows = torch.tensor([ids])
     accepted = _accepted(model)
     if IDS in accepted or not accepted:
@@ -133,7 +141,7 @@ def of_inputs(inputs: Any, model: nn.Module, reader: Reader | None = None) -> Fe
     if isinstance(inputs, Mapping):
         kwargs = {str(name): item for name, item in inputs.items()}
     else:
-        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        args, kwargs = _named(tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), model)
     main = _main(args, kwargs)
     if main.shape[0] != 1 and main.dim() > 1:
         raise UsageError(f"inputs hold {main.shape[0]} texts: give one at a time, so that none is padded")
@@ -141,7 +149,9 @@ def of_inputs(inputs: Any, model: nn.Module, reader: Reader | None = None) -> Fe
     if length < FEWEST_TOKENS:
         raise UsageError("inputs hold one token: give two or more, so that positions can matter")
     ids = main.reshape(-1).tolist() if not main.is_floating_point() and main.dim() <= 2 else []
-    words = [reader.name(one) if reader else str(one) for one in ids] or [str(place) for place in range(length)]
+    words = [reader.name(one) if reader else str(one) for one in ids] or [
+        str(place) for place in range(length)
+    ]
     fed = Fed(args, kwargs, length, words, reader.special if reader else frozenset())
     if reader is not None and reader.mask in ids:
         fed.masked = ids.index(reader.mask)
@@ -173,19 +183,57 @@ def explicit(fed: Fed, model: nn.Module) -> Fed:
     return fed
 
 
+def _named(args: tuple[Any, ...], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional arguments by their names, where forward has names for all of them."""
+    by_place = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
+    names = [
+        item.name for item in inspect.signature(model.forward).parameters.values() if item.kind in by_place
+    ]
+    return (args, {}) if len(names) < len(args) else ((), dict(zip(names, args, strict=False)))
+
+
 def of_example(target: Target, model: nn.Module, length: int | None, reader: Reader | None) -> Fed:
-    """What the user's ``example_inputs`` gives, the first text of it; ids made up from the model without one."""
+    """What the user's ``example_inputs`` gives, the first text of it; random tokens without one, and a note."""
     wanted = length or EXAMPLE_TOKENS
     if target.example_inputs is None:
-        raise UsageError(
-            "nothing to run on: give --text with a tokenizer beside the model, --input FILE.json, or an "
-            "example_inputs(seq_len) beside the factory"
-        )
+        target.notes.append(f"nothing was given to run on: {wanted} random tokens were taken")
+        return _made_up(target, model, wanted, reader)
     try:
         made = target.example_inputs(wanted)
     except Exception as error:
         raise UsageError(f"example_inputs({wanted}) raised {describe(error)}") from error
     return of_inputs(_first_rows(made), model, reader)
+
+
+def _made_up(target: Target, model: nn.Module, length: int, reader: Reader | None) -> Fed:
+    """Random tokens in the shapes that the model takes, of the upper half of its table: padding is in the lower."""
+    from pediag.trace import Session
+    from pediag.trace.inputs import Sizes
+
+    live = Target(target.spec, target.loader, module=model, config=target.config)
+    called = Session(live).called(Sizes(1, length, length))
+    generator = torch.Generator().manual_seed(0)
+    rows = [part.num_embeddings for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    most = max(4, min([*rows, 256]) if rows else length)
+
+    def make(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: make(part) for name, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return type(item)(make(part) for part in item)
+        if not isinstance(item, Input) or item.literal:
+            return item.value if isinstance(item, Input) else item
+        shape = item.shape(Sizes(1, length, length))
+        if item.role != "content":
+            made = item.value if item.value is not None else made_up(item, shape, Sizes(1, length, length))
+            return positions(made) if item.role == "positions" else made
+        if item.dtype.is_floating_point:
+            return torch.randn(shape, generator=generator).to(item.dtype)
+        return torch.randint(most // 2, most, shape, generator=generator).to(item.dtype)
+
+    args, kwargs = make(called.args), make(called.kwargs)
+    named = _named(tuple(args), model) if args else ((), {})
+    return of_inputs({**named[1], **kwargs} if not named[0] else named[0], model, reader)
 
 
 def read_inputs(path: Path) -> Iterator[dict[str, torch.Tensor]]:
@@ -204,7 +252,9 @@ def read_inputs(path: Path) -> Iterator[dict[str, torch.Tensor]]:
     several = value if isinstance(value, list) else [value]
     for one in several:
         if not isinstance(one, dict) or not one:
-            raise UsageError(f'--input {path}: write an object such as {{"input_ids": [[1, 2, 3]]}}, or a list of them')
+            raise UsageError(
+                f'--input {path}: write an object such as {{"input_ids": [[1, 2, 3]]}}, or a list of them'
+            )
         yield {name: _tensor(path, name, item) for name, item in one.items()}
 
 

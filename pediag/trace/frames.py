@@ -35,11 +35,16 @@ def _is_glue(code: CodeType) -> bool:
     return "transformers" in parts and "models" not in parts and parts[-1] != "modeling_rope_utils.py"
 
 
-def user_frame(depth: int = 1) -> Frame | None:
-    """The innermost frame that is neither torch's nor ours nor an adapter's; None when there is none."""
+def user_frame(depth: int = 1, until: CodeType | None = None) -> Frame | None:
+    """The innermost frame that is neither torch's nor ours nor an adapter's; None when there is none.
+
+    Frames that ``until`` was called from are not looked at.
+    """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
+        if code is until:
+            return None
         glue = _own.get(code)
         if glue is None:
             glue = _own[code] = _is_glue(code)
