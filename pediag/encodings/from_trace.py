@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pediag.encodings import additive, bias, content, misplaced, rotary, temperature
+from pediag.encodings import additive, bias, content, decay, misplaced, rotary, temperature
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
 from pediag.trace import Site, Trace
@@ -19,6 +19,7 @@ def read(trace: Trace) -> list[Encoding]:
     found: list[Encoding] = []
     found += rotary.find(trace, claimed)
     found += content.find(trace, claimed)
+    found += decay.find(trace, claimed)
     found += bias.find(trace, claimed)
     found += temperature.find(trace, claimed)
     found += additive.find(trace, claimed)

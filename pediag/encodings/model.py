@@ -185,6 +185,20 @@ class ContentRelative(Encoding):
 
 
 @dataclass(slots=True, kw_only=True)
+class Decay(Encoding):
+    """A factor that falls exponentially with distance, in attention without softmax: exp(-rate (m - n)).
+
+    ``rates`` has one entry a head, per token. ``form`` is "distance" (on the product of query and key, as in RetNet) or
+    "token" (one factor for each token on queries and keys, as blocks of lightning attention hand on their sums).
+    """
+
+    scheme: ClassVar[str] = "decay"
+
+    rates: Floats
+    form: str
+
+
+@dataclass(slots=True, kw_only=True)
 class Mask(Encoding):
     """Which keys a query may see. Not an encoding, though a causal one tells order."""
 
