@@ -7,14 +7,17 @@ values, and the same masks; and off the modules: the same classes with the same 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pediag.trace.session import Trace
+if TYPE_CHECKING:
+    import torch
+
+    from pediag.trace.session import Trace
 
 # Shorter lists are run whole; two of a kind are kept, since what one layer leaves behind may reach the next.
 _FEWEST = 4
@@ -72,6 +75,47 @@ def shortened(model: nn.Module, depth: Depth) -> Iterator[None]:
     finally:
         for part, modules in whole:
             part._modules = modules
+
+
+def first_layers(model: nn.Module, structural: Trace, run: Callable[[], Trace]) -> Trace:
+    """What ``run`` traces of ``model`` with the layers that have to run, and what the others would have added to it.
+
+    A model that does not run without them runs whole.
+    """
+    found = depth(model, structural)
+    if found.kept:
+        with shortened(model, found):
+            trace = run()
+        if trace.failure is None:
+            graph = trace.graph
+            graph.sites, graph.attentions = _spread(graph.sites, found), _spread(graph.attentions, found)
+            graph.dropouts, graph.transfers = _spread(graph.dropouts, found), _spread(graph.transfers, found)
+            graph.constant_sites = _spread(graph.constant_sites, found)
+            return trace
+    return run()
+
+
+def present(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of ``tensors`` whose names the model has now, which may be some of its layers only."""
+    parts = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in parts}
+
+
+def _spread(items: list[Any], depth: Depth) -> list[Any]:
+    """``items`` in the order of a whole pass, those of layers left out made of those of the last layer like them."""
+    like = {other: layer for layer, others in depth.alike.items() for other in others}
+    for path in depth.kept:
+        end = max((n + 1 for n, item in enumerate(items) if item.module.startswith(f"{path}.")), default=0)
+        left = (other for other in like if other.rpartition(".")[0] == path)
+        added: list[Any] = []
+        for other in sorted(left, key=lambda other: int(other.rpartition(".")[2])):
+            added += [
+                replace(item, module=other + item.module[len(like[other]) :])
+                for item in items[:end]
+                if item.module == like[other] or item.module.startswith(f"{like[other]}.")
+            ]
+        items = [*items[:end], *added, *items[end:]]
+    return items
 
 
 def _is_stack(part: nn.Module) -> bool:
@@ -140,4 +184,4 @@ def _alike(path: str, kinds: list[object], kept: int) -> dict[str, tuple[str, ..
     return {f"{path}.{place}": tuple(left[kind]) for place, kind in enumerate(kinds[:kept]) if kind in left}
 
 
-__all__ = ["Depth", "depth", "shortened"]
+__all__ = ["Depth", "depth", "first_layers", "present", "shortened"]

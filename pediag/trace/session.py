@@ -17,6 +17,7 @@ from pediag.targets.code.sharded import Elsewhere, elsewhere
 from pediag.trace.beside import apart, fed_fixed, follows_length, in_parts, with_left_out
 from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
+from pediag.trace.depth import first_layers, present
 from pediag.trace.devices import device_of
 from pediag.trace.dimensions import dimensions, free, lengths_of
 from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
@@ -249,9 +250,9 @@ class Session:
         return read
 
     def at(self, seq_len: int) -> Trace:
-        """The pass at ``seq_len`` tokens, following the structural one."""
-        sizes = Sizes(1, seq_len, seq_len)
-        return self._run(self.called(sizes), sizes, self.structural())
+        """The pass at ``seq_len`` tokens, following the structural one; of layers that are alike the first run only."""
+        sizes, structural = Sizes(1, seq_len, seq_len), self.structural()
+        return first_layers(self.model, structural, lambda: self._run(self.called(sizes), sizes, structural))
 
     def called(self, sizes: Sizes) -> Candidate:
         """How the structural pass calls the model, at ``sizes``."""
@@ -402,11 +403,9 @@ class Session:
         arguments = [self.make(recorder, item, sizes) for item in candidate.args]
         keywords = {name: self.make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
         beside = self.make(recorder, candidate.beside, sizes)
-        whole = not candidate.parts_only
+        whole, tensors = not candidate.parts_only, present(self.model, self.fakes)
         with untouched(self.model):
-            failure, _ = self.call(
-                recorder, arguments, keywords, dict(self.fakes), beside=beside, whole=whole
-            )
+            failure, _ = self.call(recorder, arguments, keywords, tensors, beside=beside, whole=whole)
         trace = Trace(graph, sizes, lengths, Evaluator(), str(candidate), failure)
         trace.places, trace.effort, trace.fed = frozenset(self._places), recorder.effort, candidate
         trace.unregistered = unregistered(self.model, graph)

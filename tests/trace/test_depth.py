@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pediag
 from pediag.targets import open_target
-from pediag.trace import Session
+from pediag.trace import Session, Trace
 from pediag.trace.depth import depth, shortened
 
 
@@ -104,3 +104,38 @@ def test_a_fault_of_cached_steps_is_told_of_all_layers() -> None:
     (finding,) = report.findings
     assert "layers 0-15" in finding.message + finding.effect + finding.fix.summary, str(report)
     assert not pediag.check(Deep(uniform(16)), select="PE701").findings
+
+
+class Last(Deep):
+    """Turns what comes out of its layers; with ``every`` it names them by number, also those that are gone."""
+
+    def __init__(self, count: int, every: bool = False) -> None:
+        super().__init__(uniform(count))
+        self.every, self.count, self.after = every, count, nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for place in range(self.count if self.every else len(self.layers)):
+            x = x + self.layers[place](x, None, 0)[0]
+        return turned(self.after(x)[:, None, :, :8], 10000.0)
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["shorter", "whole"])
+def test_a_pass_at_length_tells_of_the_layers_it_left_out(every: bool) -> None:
+    model, ran = Last(12, every), []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda layer, given, made: ran.append(layer.place))
+    made = Session(open_target(model))
+    structural = made.structural()
+    ran.clear()
+    found = made.at(300)
+    assert found.failure is None and max(ran) == (11 if every else 1)
+    assert len(model.layers) == 12 and [layer.place for layer in model.layers] == list(range(12))
+
+    def listed(trace: Trace, kind: str) -> list[object]:
+        return [(item.module, item.frame) for item in getattr(trace.graph, kind)]
+
+    for kind in ("sites", "attentions", "dropouts", "transfers", "constant_sites"):
+        assert listed(found, kind) == listed(structural, kind), kind
+    assert {site.module for site in found.graph.sites} == {"", *(f"layers.{place}" for place in range(12))}
+    assert [site.kind for site in found.graph.sites] == [site.kind for site in structural.graph.sites]
