@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pediag.command import terminal
+from pediag.command.attribution import attribute
 from pediag.command.options import (
     Against,
     BaselineFile,
@@ -422,13 +423,14 @@ def diff(
     return found.exit_code()
 
 
+app.command()(attribute)
 app.command("bench-schemes")(bench_schemes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. ``PEDIAG_TRACEBACK=1`` shows tracebacks."""
     given = with_file(sys.argv[1:] if arguments is None else arguments)
-    terminal.open_stderr()
+    terminal.settle()
     if terminal.tracebacks():
         terminal.log_to_stderr()
     try:

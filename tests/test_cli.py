@@ -471,7 +471,7 @@ def test_output_to_a_link_that_leads_to_a_pipe(pipeline, tmp_path):
         assert "PE901" in pipe.read()
 
 
-@pytest.mark.parametrize("columns", ["99999999999", "0", "-3", "wide"])
+@pytest.mark.parametrize("columns", ["99999999999", "0", "-3", "wide", "²", "٣"])
 def test_a_width_that_cannot_be_is_not_taken(pipeline, capsys, monkeypatch, columns):
     with monkeypatch.context() as within:  # pytest itself draws by COLUMNS when the test is over
         within.setenv("COLUMNS", columns)

@@ -234,7 +234,7 @@ def _serve(pipe: Connection, work: Work, threads: int, folder: str) -> None:
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    terminal.open_stderr()
+    terminal.settle()
     terminal.stdout_is_stderr()
     if terminal.tracebacks():
         terminal.log_to_stderr()

@@ -235,8 +235,12 @@ def _flush() -> None:
         sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
-def open_stderr() -> None:
-    """Give what is written to a closed stderr somewhere to go."""
+def settle() -> None:
+    """Give what is written to a closed stderr somewhere to go, and take away sizes of a terminal that are no numbers."""
+    for name in ("COLUMNS", "LINES"):
+        value = os.environ.get(name, "")
+        if not (value.isascii() and value.isdecimal()):
+            os.environ.pop(name, None)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
