@@ -2,7 +2,7 @@
 
 ``pediag.check(model_or_spec, seq_len=...)`` judges, ``pediag.inspect(...)`` describes, ``pediag.diff(a, b)`` compares,
 ``pediag.drift(...)`` measures what other precisions do to positions, ``pediag.bench_schemes()`` compares schemes,
-``pediag.watch(...)`` stands beside a training.
+``pediag.watch(...)`` stands beside a training, ``pediag.attribute(...)`` says what an output owes to positions.
 Importing this package imports neither torch nor numpy; the first use does.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pediag.version import __version__
 
 if TYPE_CHECKING:
+    from pediag.attribute import attribute
     from pediag.bench_schemes import bench_schemes
     from pediag.check import check, inspect
     from pediag.diff import diff
@@ -29,6 +30,7 @@ __all__ = [
     "Ranks",
     "Report",
     "__version__",
+    "attribute",
     "bench_schemes",
     "check",
     "diff",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "attribute": "pediag.attribute",
     "bench_schemes": "pediag.bench_schemes",
     "check": "pediag.check",
     "diff": "pediag.diff",

