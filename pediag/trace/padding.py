@@ -15,6 +15,7 @@ from pediag.trace.operators import COMPARISONS
 from pediag.trace.place import Lengths
 
 PAD = "constant_pad_nd"
+POOLS = frozenset(("avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "max_pool2d_with_indices"))
 
 
 @dataclass(slots=True)
@@ -47,6 +48,13 @@ class Padding:
         if not isinstance(ids, Node) or not ids.given or ids.shape != tuple(self.pads.shape):
             return False
         return type(other) is int and (other in self.ids if self.ids else self.undeclared)
+
+
+def pooled(lengths: Lengths, taken: set[int], shape: Sequence[int], result: Sequence[int]) -> None:
+    """A sequence of which neighbours are pooled is one of another length, unless the model has that size elsewhere."""
+    for before, after in zip(shape, result, strict=False):
+        if before in lengths.sequence and 1 < after < before and after not in taken:
+            lengths.sequence.add(after)
 
 
 def lengthen(lengths: Lengths, taken: set[int], shape: Sequence[int], widths: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ from pediag.trace.operators import (
     plainly,
     refilled,
 )
-from pediag.trace.padding import PAD, Padding, compared, lengthen
+from pediag.trace.padding import PAD, POOLS, Padding, compared, lengthen, pooled
 from pediag.trace.place import DependsOnContent, Effort, Lengths, Overrun, Place, Unsupported
 from pediag.trace.settling import Settler, assume
 from pediag.trace.standing import standing_in
@@ -173,6 +173,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._lengthen(operator.name, args)
             made = standing_in(operator.name, bound, self.evaluator)
             result = func(*args, **kwargs) if made is None else self._empty(*made)
+            if operator.name in POOLS:
+                pooled(self.lengths, self.dims, bound[0].shape, (result[0] if type(result) is tuple else result).shape)
         except Exception as error:
             result = self._rescue(error, func, operator, bound, named, operands)
         if operator.outs:

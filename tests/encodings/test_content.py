@@ -149,3 +149,27 @@ def test_inkling_mixes_a_profile_over_distances_for_each_query() -> None:
     assert item.side == "query"
     assert item.leaves == ["model.layers.0.self_attn.rel_logits_proj.proj"]
     assert item.buckets == {-distance: distance for distance in range(41)}
+
+
+def test_funnel_keeps_its_distances_in_pooled_blocks() -> None:
+    """Dai et al. 2020: queries of a pooled block are every second token, and distances are counted in tokens."""
+    encodings = found(
+        "FunnelBaseModel",
+        block_sizes=[1, 1],
+        d_model=32,
+        n_head=2,
+        d_head=16,
+        d_inner=40,
+        vocab_size=97,
+        hidden_size=32,
+    )
+    items = terms(encodings)
+    assert [item.scheme for item in encodings if item.scheme != "mask"] == ["content-relative"] * len(items)
+    plain, pooled = items
+    assert plain.side == pooled.side == "query"
+    assert plain.parameters["kind"] == pooled.parameters["kind"] == "sinusoidal"
+    queries, keys = pooled.rows.shape
+    assert (queries, keys) == ((plain.rows.shape[0] - 1) // 2 + 1, plain.rows.shape[1])
+    # Behind the first token, which keeps its place, a step of the query is two tokens and one of the key is one.
+    inner = pooled.rows[1:, 1:]
+    assert set(np.diff(inner, axis=0).ravel()) == {-2 * int(np.diff(inner, axis=1)[0, 0])}
