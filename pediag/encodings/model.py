@@ -62,7 +62,8 @@ class Rotary(Encoding):
     ``phase`` is the recorded value whose cosine and sine are taken, when the program shows it; ``factor`` the
     recorded frequencies that the positions are multiplied with. Where ``even`` is False the angles are no multiples
     of the place in the sequence, and the frequencies mere averages. ``pairing`` is empty and ``head_width`` 0 where
-    nothing that was read tells them. ``seen`` is what the config says of its attentions, for one that was not traced.
+    nothing that was read tells them. ``channels`` are those of a whole head that turn, where they were seen. ``seen``
+    is what the config says of its attentions, for one that was not traced.
     """
 
     scheme: ClassVar[str] = "rotary"
@@ -81,6 +82,7 @@ class Rotary(Encoding):
     table: Table | None = None
     precision: float = 0.0
     seen: Seen | None = None
+    channels: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -220,6 +220,7 @@ class Finder(Regions):
             factor=program.frequency_factor(phase) if phase is not None else None,
             table=_table(position),
             precision=rounding,
+            channels=turned.channels if turned.of == head else (),
             source_file=site.frame.file if site.frame else None,
             source_line=site.frame.line if site.frame else None,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class Turn:
     """What two probes show: frequencies (r/2,) in radians per token, and how the channels pair.
 
     ``angles`` (N, r/2) grow along the sequence; ``sense`` is 1 where channel a turns towards its partner b, else -1.
+    ``channels`` are those that turn of all that were probed, ``of`` in number.
     """
 
     frequencies: Floats
@@ -32,6 +33,8 @@ class Turn:
     even: bool
     angles: Floats
     sense: float = 1.0
+    channels: tuple[int, ...] = ()
+    of: int = 0
 
 
 def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
@@ -57,7 +60,7 @@ def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
         after = rows[..., went[0]] + 1j * rows[..., went[1]]
         read = _read(after / before[:, None, :], name, moving.size)
         if read is not None:
-            return read
+            return replace(read, channels=tuple(moving.tolist()), of=vectors.shape[-1])
     return None
 
 

@@ -39,6 +39,7 @@ RULES = {
     "form": "PE404",
     "map": "PE406",
     "rotary width": "PE407",
+    "rotated channels": "PE407",
     "head width": "PE407",
     "first row": "PE208",
     "values": "PE211",

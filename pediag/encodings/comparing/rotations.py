@@ -43,6 +43,7 @@ def aspects(a: Rotary, b: Rotary, sides: tuple[Side, Side], roles: list[str]) ->
     """What can be said of a pair; angles up to the length that both sides are looked at."""
     yield _pairing(a, b, sides)
     yield valued("rotary width", a.width or None, b.width or None)
+    yield from _channels(a, b)
     if a.head_width and b.head_width and a.head_width != b.head_width:
         yield valued("head width", a.head_width, b.head_width)
     if a.width != b.width:
@@ -64,6 +65,19 @@ def _pairing(a: Rotary, b: Rotary, sides: tuple[Side, Side]) -> Aspect:
         return told
     rows = rows_of(sides, a, b)
     return replace(told, verdict="same" if rows == PERMUTED else "differs", note=WEIGHTS.get(rows or "", ""))
+
+
+def _channels(a: Rotary, b: Rotary) -> Iterator[Aspect]:
+    """Which channels of the heads turn, where that was seen on both sides and as many do."""
+    if a.channels and b.channels and (a.width, a.head_width) == (b.width, b.head_width) and a.channels != b.channels:
+        yield Aspect("rotated channels", "differs", _ranges(a.channels), _ranges(b.channels))
+
+
+def _ranges(channels: tuple[int, ...]) -> str:
+    """Such as ``0-7, 32-39``."""
+    first = [one for one in channels if one - 1 not in channels]
+    last = [one for one in channels if one + 1 not in channels]
+    return ", ".join(f"{start}-{end}" for start, end in zip(first, last, strict=True))
 
 
 PERMUTED = "permuted"
