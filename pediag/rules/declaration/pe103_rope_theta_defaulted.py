@@ -27,11 +27,11 @@ that stands in ``rope_parameters`` alone counts as not read, for release 4 reads
 ## Known limits
 
 The base that the weights were trained with is not in the config; only ones of other checkpoints can be named. A base
-inside DBRX's ``attn_config`` counts as declared, though transformers 5.24 turns DBRX by 10,000 whatever stands there
-(4.57.6 reads it). Silent where the type is absent or unknown to transformers (its own code may fix the base, as
-Baichuan's and ChatGLM's does), where the class has no such key (GPT-J), and for parts of a model that are not of text.
-Types with a base for each type of layers are judged by PE112 once they declare one. Values that no base can have, and
-null inside a scaling, are judged by PE102.
+inside DBRX's ``attn_config`` counts as declared unless the model ran and every rotation in it has the assumed one, as
+under transformers 5.24, which turns DBRX by 10,000 whatever stands there (4.57.6 reads it). Silent where the type is
+absent or unknown to transformers (its own code may fix the base, as Baichuan's and ChatGLM's does), where the class
+has no such key (GPT-J), and for parts of a model that are not of text. Types with a base for each type of layers are
+judged by PE112 once they declare one. Values that no base can have, and null inside a scaling, are judged by PE102.
 
 ## Fix
 
@@ -65,7 +65,7 @@ from pediag.rules.finding import Edit, Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.targets import trained_length
 from pediag.targets.class_defaults import Assumed, releases
-from pediag.targets.declaration import BASES, RopeDeclaration, Said, of_attention
+from pediag.targets.declaration import ATTENTION, BASES, RopeDeclaration, Said, of_attention
 from pediag.targets.families import count, published
 
 COMMON_DEFAULT = 10000.0
@@ -118,6 +118,13 @@ def _of_all(facets: Facets, part: Part, known: Assumed) -> Iterator[Finding]:
         if unread is None or not equal(unread.value, base):
             yield _finding(facets, part, known.bases, known.before, unread)
         return
+    if (
+        read.path.endswith(f"{ATTENTION}.rope_theta")
+        and _turned_by(facets, base)
+        and not equal(read.value, base)
+    ):
+        yield _finding(facets, part, known.bases, known.before, read)
+        return
     before = known.before or known.bases
     inside_only = read.path.endswith("rope_parameters.rope_theta") and part.said("rope_theta") is None
     if inside_only and not equal(read.value, before.get("", base)) and (old := _installed()):
@@ -159,6 +166,12 @@ def _unread(part: Part) -> Said | None:
     """A base that is declared where it is not read."""
     found = [said for one in part.spoken for said in _bases(one) if said.value is not None]
     return found[0] if found else None
+
+
+def _turned_by(facets: Facets, base: float) -> bool:
+    """Whether the model ran and turns queries and keys by ``base`` alone."""
+    ran = [item for item in facets.encodings if item.scheme == "rotary" and item.origin == "trace"]
+    return bool(ran) and all(equal(item.parameters.get("base"), base) for item in ran)
 
 
 def _installed() -> str:

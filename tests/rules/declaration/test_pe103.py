@@ -271,3 +271,22 @@ def test_line(tmp_path: Path) -> None:
     path.write_text('{\n "hidden_size": 64,\n "model_type": "gpt_neox"\n}\n')
     (finding,) = found("PE103", Config.from_file(path))
     assert finding.where.line == 3
+
+
+def test_dbrx_as_it_runs_has_lost_the_base_inside_its_attention(tmp_path: Path) -> None:
+    """transformers 5.24 turns DBRX by its own 10,000: what the built class has in ``inv_freq`` says so."""
+    transformers = pytest.importorskip("transformers")
+    inner = {"clip_qkv": 8, "kv_n_heads": 1, "rope_theta": 500000}
+    expert = {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": 32}
+    sizes = {"d_model": 32, "n_heads": 2, "n_layers": 1, "max_seq_len": 256, "vocab_size": 50}
+    values = {"model_type": "dbrx", **sizes, "attn_config": inner, "ffn_config": expert}
+    made = transformers.DbrxForCausalLM(transformers.DbrxConfig.from_dict(values))
+    (ran,) = (tensor for name, tensor in made.named_buffers() if name.endswith("rotary_emb.inv_freq"))
+    lost = abs(float(ran[1]) - 1e4 ** (-2 / 16)) < 1e-6
+    (tmp_path / "config.json").write_text(json.dumps({**values, "architectures": ["DbrxForCausalLM"]}))
+    report = pediag.check(tmp_path, select="PE103")
+    assert bool(report.findings) is lost
+    if lost:
+        (finding,) = report.findings
+        assert "attn_config.rope_theta is 500000, which the class of dbrx does not read" in finding.message
+        assert (finding.evidence.measured, finding.evidence.expected) == (1e4, 5e5)
