@@ -104,8 +104,8 @@ class Settler:
 def assume(name: str, operands: list[Node], bound: Any) -> bool | None:
     """What a comparison of content says when no token is special and all are of one document.
 
-    Against all numbers of a range content is one of them, as classes in a one-hot row are. Document ids are compared
-    among themselves, as ``a == b`` or as a difference with a number. A value equals itself: it is a number.
+    Document ids are compared among themselves, as ``a == b`` or as a difference with a number. A value equals itself:
+    it is a number.
     """
     if bound[0] is bound[1]:
         return name in ("eq", "le", "ge")
@@ -113,8 +113,6 @@ def assume(name: str, operands: list[Node], bound: Any) -> bool | None:
         return name == "eq"
     if _is_step(bound[0]) and isinstance(bound[1], (int, float)):
         return bool(getattr(operator, name)(0, bound[1]))
-    if name in ("eq", "ne") and any(_counts(item) for item in bound[:2]):
-        return None
     if name in ("eq", "isin"):
         return False
     if name == "ne":
@@ -130,15 +128,6 @@ def assume(name: str, operands: list[Node], bound: Any) -> bool | None:
             "ge": right <= ORDINARY_TOKEN,
         }[name]
     )
-
-
-def _counts(item: Any) -> bool:
-    """Whether a value is a range of numbers that has nothing to do with the length."""
-    while isinstance(item, Node) and item.provenance is Provenance.CONSTANT and item.numel > 1:
-        if item.op_name == "arange":
-            return True
-        item = next(iter(item.inputs()), None)
-    return False
 
 
 def _is_step(item: Any) -> bool:

@@ -10,7 +10,7 @@ from tests.trace._sessions import WIDTH, joins, trace
 
 
 class Experts(nn.Module):
-    """A mixture that loops over the experts that some token chose, by name, and writes back what each makes."""
+    """A mixture that loops over its experts by name, and writes back what each makes of the tokens that chose it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,11 +19,10 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, WIDTH)
-        chosen = self.gate(flat).argmax(-1)
-        mask = torch.nn.functional.one_hot(chosen, 3).T
+        chosen = self.gate(flat) > 0
         out = torch.zeros_like(flat)
-        for hit in torch.greater(mask.sum(-1), 0).nonzero():
-            (rows,) = torch.where(mask[hit[0]])
+        for hit in torch.arange(3)[:, None]:
+            (rows,) = torch.where(chosen[:, hit[0]])
             out.index_add_(0, rows, self.experts[f"expert_{hit[0]}"](flat[rows]))
         return out.view(x.shape) + torch.arange(x.shape[1])[:, None]
 
