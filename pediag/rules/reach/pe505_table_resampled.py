@@ -176,9 +176,10 @@ def _read(reader: Reader, term: Term, leaf: Node, resamplers: list[Node]) -> Res
     for axis, rows in read.items():
         if np.abs(rows - np.rint(rows)).max() <= BETWEEN:
             continue
-        if _straight(rows):
+        over_two = _over_two_axes(resamplers, leaf.shape[axis])
+        if _straight(rows) and not over_two:
             return Resampled(leaf, leaf.shape[axis], rows, frame, False)
-        if _resized(resamplers):
+        if _resized(resamplers) or over_two:
             return Resampled(leaf, leaf.shape[axis], rows, frame, True)
     return None
 
@@ -186,6 +187,15 @@ def _read(reader: Reader, term: Term, leaf: Node, resamplers: list[Node]) -> Res
 def _resized(resamplers: list[Node]) -> bool:
     """Whether an operation between rows gives another number of them."""
     return any(part.numel != next(part.inputs()).numel for part in resamplers)
+
+
+def _over_two_axes(resamplers: list[Node], rows: int) -> bool:
+    """Whether the rows lie in a grid that is resampled along both of its axes."""
+    for part in resamplers:
+        height, width = (1, 1, *next(part.inputs()).shape)[-2:]
+        if "2d" in part.op_name and min(height, width) > 1 and height * width <= rows:
+            return True
+    return False
 
 
 class Reader:

@@ -219,6 +219,7 @@ GRIDS = {
         (8, 12, 33, "bilinear"),
         (8, 8, 8),
     ),
+    "one row of cells less, where row numbers run on nearly straight": ((7, 6, 7, "bilinear"), (7, 7, 7)),
 }
 
 
