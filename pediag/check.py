@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pediag.errors import TraceError, UsageError
@@ -271,7 +272,8 @@ def _refer(seen: _Seen, reference: Any, options: Options, step: Progress) -> Non
     """Let the rules know what the reference is. Raises UsageError where it has nothing to compare with."""
     from pediag.encodings import encodes_position
 
-    known = _known(reference, Options(seq_len=seen.facets.seq_len, trust=options.trust), step)
+    inputs = options.inputs if _takes(reference, options.inputs) else ()
+    known = _known(reference, Options(seq_len=seen.facets.seq_len, inputs=inputs, trust=options.trust), step)
     if not encodes_position(known.facets.encodings):
         raise UsageError(
             f"--reference {known.info.spec}: no position encoding was found in it to compare with"
@@ -279,6 +281,12 @@ def _refer(seen: _Seen, reference: Any, options: Options, step: Progress) -> Non
     seen.facets.reference = known.facets
     seen.facets.shared[differences.REFERENCE] = known.info.spec
     seen.notes += [f"compared with {known.info.spec}", *(f"reference: {note}" for note in known.notes)]
+
+
+def _takes(reference: Any, inputs: Sequence[InputSpec]) -> bool:
+    """Whether the forward of a live reference has all the inputs that were given for the target."""
+    forward = getattr(reference, "forward", None)
+    return forward is not None and {spec.name for spec in inputs} <= set(signature(forward).parameters)
 
 
 def _plainly(target: Any) -> AbstractContextManager[None]:

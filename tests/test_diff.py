@@ -318,3 +318,26 @@ def test_the_command_line_takes_a_reference(tmp_path, capsys):
     assert main(["check", a, "--reference", a, "--select", "PE2,PE403"]) in (0, 3)
     assert main(["check", a, "--reference", b, "--select", "PE2,PE403"]) == 1
     assert "differs from" in " ".join(capsys.readouterr().out.split())
+
+
+class _Embedded(torch.nn.Module):
+    """Runs on embeddings of a width that nothing but the input tells."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+        self.rows = torch.nn.Parameter(torch.randn(300, 24, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, features: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        x = features[..., :24] * scale + self.rows[self.first : self.first + features.shape[1]]
+        return torch.nn.functional.scaled_dot_product_attention(
+            x[:, None], x[:, None], x[:, None], is_causal=True
+        )
+
+
+def test_a_live_reference_is_given_the_inputs_of_the_target() -> None:
+    specs = ["features=float32[B,N,37]", "scale=float32[24]"]
+    found = pediag.check(_Embedded(0), reference=_Embedded(3), inputs=specs, seq_len=64).findings
+    assert "PE208" in {finding.code for finding in found}
+    same = pediag.check(_Embedded(3), reference=_Embedded(3), inputs=specs, seq_len=64).findings
+    assert not [finding for finding in same if finding.severity == "error"]
