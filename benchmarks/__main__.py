@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import checkpoints, commands, live, many, shapes
+from benchmarks import checkpoints, commands, live, many, shapes, training
 from benchmarks.measure import Row
 
 Work = Callable[[], Iterator[Row]]
@@ -61,7 +61,7 @@ def as_dict(rows: Iterable[Row]) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What pediag costs.")
     parser.add_argument("--slow", action="store_true", help="also the rows whose real forward takes minutes")
-    groups = ("commands", "gpt2", "llama", "shapes", "checkpoints", "many")
+    groups = ("commands", "gpt2", "llama", "shapes", "checkpoints", "many", "training")
     parser.add_argument("--only", choices=groups, help="one group of rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE as well")
     return parser.parse_args()
@@ -76,6 +76,7 @@ def _work(slow: bool, only: str | None) -> dict[str, Work]:
         "shapes": shapes.rows,
         "checkpoints": checkpoints.rows,
         "many": many.rows,
+        "training": training.rows,
     }
     return {name: job for name, job in work.items() if only in (None, name)}
 
