@@ -237,7 +237,7 @@ class _Probe:
     def _fixed(self, node: Node) -> Any:
         """Stands for a value by its numbers; a weight, which is taken as one, by its shape."""
         if node not in self._digests:
-            if node.provenance in (Provenance.WEIGHT, Provenance.CONTENT):
+            if node.provenance in (Provenance.WEIGHT, Provenance.CONTENT) and not self.finder.signed(node):
                 self._digests[node] = (node.provenance, node.shape)
             else:
                 try:
@@ -378,7 +378,7 @@ class _Replay:
             return torch.zeros(self._shape(item.shape, self.count), dtype=_wide(item.dtype))
         if item in self.weights:
             value = self.weights[item].to(_wide(item.dtype))
-        elif item.provenance is Provenance.WEIGHT:
+        elif item.provenance is Provenance.WEIGHT and not self.probe.finder.swaps(user):
             value = torch.ones(item.shape, dtype=_wide(item.dtype))
         else:
             value = self._number(item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pediag.trace import Node, Provenance, Site, Trace
+from pediag.trace import Node, Provenance, Site, Trace, Unavailable
 from pediag.trace.graph import nodes_in
 
 _KINDS = frozenset(("rotary", "bilinear", "opaque"))
@@ -24,6 +24,9 @@ _REARRANGING = _SPLITTING | frozenset(
     "view _unsafe_view _to_copy clone transpose permute unsqueeze squeeze getitem slice select expand alias "
     "view_as_complex complex t _reshape_alias unflatten detach".split()
 )
+
+LEAST_SWAPPED = 4
+"""Channels from which on a matrix of 0, 1 and -1 is one that moves channels."""
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class Regions:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._signed: dict[Node, bool] = {}
         self.sites: dict[Node, Site] = {
             s.result: s for s in trace.graph.sites if s.kind in _KINDS and s.op not in _PLACING
         }
@@ -117,9 +121,24 @@ class Regions:
 
     def is_projection(self, node: Node) -> bool:
         """Whether weights or other content mix the channels here, so that a slice starts behind it."""
+        if self.swaps(node):
+            return False
         if node.op_name in _PROJECTIONS:
             return True
         return node.op_name in ("bmm", "baddbmm") and node not in self.sites
+
+    def swaps(self, node: Node) -> bool:
+        """Whether a product only moves channels and turns signs, as rotate_half does by a matrix."""
+        if node.op_name not in ("mm", "bmm"):
+            return False
+        fixed = [item for item in node.inputs() if item.provenance is not Provenance.CONTENT]
+        return len(fixed) == 1 and self.signed(fixed[0])
+
+    def signed(self, matrix: Node) -> bool:
+        """Whether a value is a fixed square matrix with one 1 or -1 in each row and column, and nothing else."""
+        if matrix not in self._signed:
+            self._signed[matrix] = _is_signed(self.trace, matrix)
+        return self._signed[matrix]
 
     def closure(self, nodes: Iterable[Node], members: set[Node]) -> set[Node]:
         """``nodes`` and those of ``members`` that they are computed from, back to projections."""
@@ -199,3 +218,15 @@ def feature_width(operand: Node, sequence: set[int]) -> int:
     return (
         operand.shape[-2] if operand.shape[-1] in sequence and len(operand.shape) > 1 else operand.shape[-1]
     )
+
+
+def _is_signed(trace: Trace, matrix: Node) -> bool:
+    width = matrix.shape[-1] if matrix.shape else 0
+    moved = {size for size in matrix.shape if size in trace.lengths.moving}
+    if matrix.trainable or moved or width < LEAST_SWAPPED or matrix.shape[-2:] != (width, width):
+        return False
+    try:
+        size = trace.value(matrix).abs()
+    except Unavailable:
+        return False
+    return all(bool((size.sum(axis) == 1).all() and (size.amax(axis) == 1).all()) for axis in (-1, -2))
