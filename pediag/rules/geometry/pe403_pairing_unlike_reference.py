@@ -35,7 +35,7 @@ With a reference, what else differs is an error of the rule that it belongs to, 
 | sense, offset | PE402 |
 | slopes, form of ALiBi | PE404 |
 | map of buckets | PE406 |
-| rotary width | PE407 |
+| rotary width, the channels that turn | PE407 |
 | rows of a learned table | PE502 |
 | anything else, such as a mask | this one |
 
