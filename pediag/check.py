@@ -11,6 +11,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pediag.errors import TraceError, UsageError
+from pediag.process import lean, settled
 from pediag.report.model import Report, TargetInfo
 from pediag.rules import differences, registry
 from pediag.rules.rule import Facets, Rule
@@ -30,7 +31,6 @@ from pediag.targets import (
     understood,
 )
 from pediag.targets.caches import CacheSpec, parse_cache_spec
-from pediag.threads import narrow, one_thread
 from pediag.training import beside
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def look(
 ) -> Known:
     """What there is to know of a target at ``seq_len`` tokens, for a comparison. Raises as inspect()."""
     options = _options(seq_len, None, dtype, config, inputs, trust, False)
-    with alone(target), one_thread():
+    with alone(target), lean():
         return _known(target, options, progress or _Silent())
 
 
@@ -233,7 +233,7 @@ def _report(
     pictures: bool = False,
 ) -> Report:
     step = progress or _Silent()
-    with alone(target, *([reference] if reference is not None else [])), one_thread():
+    with alone(target, *([reference] if reference is not None else [])), lean():
         report, facets = _judged(target, rules, options, step, reference)
         if pictures:
             from pediag.report.html import measured
@@ -328,6 +328,7 @@ def _see(target: Target, options: Options, step: Progress) -> _Seen:
         facets.gaps["trace"] = target.reason_not_runnable or "the target holds no code to run"
     else:
         session = _session(target, options, seen, step)
+    settled()
     if session is not None:
         seen.notes += fit_notes(target, session.model) if target.module is None else []
         _trace(session, options, seen, step)
@@ -362,7 +363,6 @@ def _session(target: Target, options: Options, seen: _Seen, step: Progress) -> S
     from pediag.trace import Session
     from pediag.trace.conventions import check_cache
 
-    narrow()
     step.step("building without weights" if target.module is None else "making the model abstract")
     try:
         made = Session(target, options.inputs)

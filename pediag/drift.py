@@ -15,8 +15,8 @@ from pediag.drifting import fingerprint
 from pediag.drifting.measure import measure
 from pediag.drifting.model import Made
 from pediag.errors import UsageError
+from pediag.process import lean
 from pediag.report.drift import Drift
-from pediag.threads import one_thread
 from pediag.version import __version__
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def drift(
     known = look(
         target, seq_len=length, dtype=dtype, config=config, inputs=inputs, trust=trust, progress=progress
     )
-    with alone(target), one_thread():
+    with alone(target), lean():
         found = measure(known.facets, wanted, progress.step if progress is not None else None)
     made = Drift(known.info, known.facets.seq_len, found, made_with(known.facets.dtype or ""), _notes(known))
     if there is not None:

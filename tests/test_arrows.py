@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "pediag"
 ORDER = (
     ("version",),
     ("errors",),
+    ("process",),
     ("settings",),
     ("theory",),
     ("schemes",),
@@ -25,7 +26,6 @@ ORDER = (
     ("drifting",),
     ("report",),
     ("training",),
-    ("threads",),
     ("check",),
     ("fixing",),
     ("diff",),
