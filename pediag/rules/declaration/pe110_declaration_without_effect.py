@@ -17,7 +17,8 @@ give is not there.
 
 The key is declared with a value other than the one that changes nothing, and its name does not occur in the source of
 the type's class in transformers 5.24, in its modelling code, or in that of the models it takes parts from. Sections:
-the class was made with a base and a scaling at its top, and neither arrived in its model of text.
+the class was made with a base and a scaling at its top, and neither arrived in its model of text. Of the terms in
+``pos_att_type`` (DeBERTa, SEW-D) the classes make c2p and p2c.
 
 ## Known limits
 
@@ -34,6 +35,7 @@ Take the key out, or say the same with the key that the class reads.
 
 - transformers 5.24.0, ``modeling_*.py`` and ``configuration_*.py``: which names occur.
 - Press et al. 2021 (2108.12409): ALiBi replaces every other position signal.
+- huggingface/transformers issues 14621 and 15732: p2p is accepted and no branch makes it.
 - unslothai/unsloth issue 6197 and NVIDIA/Megatron-LM issue 6305: a declared scaling that never arrives.
 """
 
@@ -67,6 +69,11 @@ max_model_len""".split()
 
 RELATIVE = frozenset(("relative_key", "relative_key_query", "alibi", "rope", "rotary", "sinusoidal", "nope"))
 """Values of ``position_embedding_type`` that ask for something other than a learned absolute table."""
+
+TERMS = ("c2p", "p2c")
+"""Terms of ``pos_att_type`` that a branch of DeBERTa's and SEW-D's classes makes."""
+
+WITH_TERMS = frozenset(("deberta", "deberta-v2", "sew-d"))
 
 ROTARY_NAMES = frozenset(("rope", "rotary"))
 
@@ -122,9 +129,22 @@ def _switches(part: Part) -> Iterator[tuple[Said, str]]:
         if str(said.value) in RELATIVE and not (said.value in ROTARY_NAMES and assumed(part.model_type)):
             kind = "rotary" if assumed(part.model_type) else "its own"
             yield said, f"the encoding stays {kind}"
+    yield from _terms(part)
     for said in _unread(part, ELSEWHERE):
         if said.value not in (0, 1, False, "none", -1):
             yield said, "it is an option of another runtime"
+
+
+def _terms(part: Part) -> Iterator[tuple[Said, str]]:
+    """Terms of disentangled attention that are listed and that no branch makes."""
+    said = part.said("pos_att_type")
+    if said is None or part.model_type not in WITH_TERMS:
+        return
+    listed = said.value.split("|") if isinstance(said.value, str) else said.value
+    if isinstance(listed, list):
+        for term in listed:
+            if isinstance(term, str) and term.strip().lower() not in ("", *TERMS):
+                yield Said(term, said.path), f"no branch makes the term {term}"
 
 
 def _widths(part: Part) -> Iterator[tuple[Said, str]]:

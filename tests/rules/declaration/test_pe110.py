@@ -79,6 +79,9 @@ def test_ignored(kind: str, key: str, value: Any) -> None:
         ("baichuan", {"alibi": True, "rotary_pct": 0.5}),
         ("llama", {"use_alibi": True, "auto_map": {"AutoModel": "modeling.Model"}}),
         ("gpt2", {"rope_scaling": None}),
+        ("deberta-v2", {"pos_att_type": ["p2c", "c2p"]}),
+        ("deberta", {"pos_att_type": "c2p|p2c"}),
+        ("sew-d", {"pos_att_type": ("p2c", "c2p")}),
         ("gpt2", {"rope_parameters": {"rope_type": "default"}}),
     ],
 )
@@ -167,3 +170,15 @@ def test_an_option_of_a_runtime_for_a_key() -> None:
     bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     said = {"rope_type": "llama3", "factor": 32.0, **bands}
     assert none("PE110", "llama", rope_theta=500000.0, rope_scaling=said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "terms"), [("deberta-v2", ["p2c", "c2p", "p2p"]), ("deberta", "c2p|p2p"), ("sew-d", ["p2p"])]
+)
+def test_terms_that_no_branch_makes(kind: str, terms: Any) -> None:
+    finding = one("PE110", kind, pos_att_type=terms, relative_attention=True)
+    assert (finding.where.module, finding.evidence.measured) == ("pos_att_type", "p2p")
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    folder = Path(transformers.__file__).parent / "models" / kind.replace("-", "_")
+    text = "".join(path.read_text() for path in folder.glob("modeling_*.py"))
+    assert '"c2p" in self.pos_att_type' in text and '"p2p" in self.pos_att_type' not in text
