@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def _maker(kwargs: dict[str, Any]) -> Maker:
 
 def _together(model: nn.Module, config: Any, names: list[str], accepted: Any) -> Iterator[dict[str, Input]]:
     """Readings of several arguments, every combination."""
-    for packed in _packed(config, names, accepted) or [{}]:
+    for packed in _packed(config, model, names, accepted) or [{}]:
         rest = [name for name in names if name not in packed]
         masks = [name for name in rest if "mask" in name]
         ways = [list(_readings(name, config, model)) for name in rest if name not in masks]
@@ -107,13 +107,22 @@ def _readings(name: str, config: Any, model: nn.Module) -> Iterator[Input]:
     if name in _NAMED:
         yield from _NAMED[name](config, model)
     elif name.endswith("input_ids"):
-        yield Input(dims=("B", "M" if name.startswith("decoder") else "N"))
+        yield from _ids("M" if name.startswith("decoder") else "N", config)
     elif name.endswith("embeds"):
         yield Input(_FLOAT, ("B", "N", _first(config, _WIDTHS, 768)))
     elif "pixel_values" in name:
         yield from _pixels(config, model)
     else:
         yield Input()
+
+
+def _ids(length: str, config: Any) -> Iterator[Input]:
+    """Ids of tokens; where the configuration counts codebooks, of each of them too."""
+    yield Input(dims=("B", length))
+    books = _first(config, ("num_codebooks", "num_channels", "n_codebooks"), 1)
+    if books > 1:
+        yield Input(dims=(f"{books}B", length))
+        yield Input(dims=("B", length, books))
 
 
 # -- what the configuration says ------------------------------------------------------------------------------
@@ -182,7 +191,7 @@ def _clip(config: Any, model: nn.Module) -> Iterator[Input]:
     yield Input(_FLOAT, ("B", frames, _channels(config), *_sides(config, model)))
 
 
-def _packed(config: Any, names: list[str], accepted: Any) -> list[dict[str, Input]]:
+def _packed(config: Any, model: nn.Module, names: list[str], accepted: Any) -> list[dict[str, Input]]:
     """Readings of images given as a list of patches or of tiles, where forward takes their grid beside them."""
     main = names[0]
     if main == "input_ids":
@@ -192,7 +201,8 @@ def _packed(config: Any, names: list[str], accepted: Any) -> list[dict[str, Inpu
     channels, deep = _channels(config), _first(config, ("temporal_patch_size",), 1)
     places, numbers = height * width, channels * patch * patch
     if grid := next((name for name in _GRIDS if name in accepted), None):
-        shapes = ((deep * numbers,), (channels, patch, patch), (deep, channels, patch, patch))
+        read = next((part.in_features for part in model.modules() if isinstance(part, nn.Linear)), numbers)
+        shapes = ((deep * numbers,), (read,), (channels, patch, patch), (deep, channels, patch, patch))
         fixed = Input(role="positions", value=torch.tensor([[1, height, width]]))
         return [{main: Input(_FLOAT, (places, *shape)), grid: fixed} for shape in shapes]
     if spots := next((name for name in _SPOTS if name in accepted), None):
@@ -205,7 +215,7 @@ def _packed(config: Any, names: list[str], accepted: Any) -> list[dict[str, Inpu
         made = {main: Input(_FLOAT, ("B", places, numbers)), "spatial_shapes": _rows(height, width)}
         return [{**made, **hidden}]
     if "image_sizes" in accepted and main == "pixel_values":
-        sides = _sides(config)
+        sides = (height * patch, width * patch)
         return [{main: Input(_FLOAT, ("B", channels, *sides)), "image_sizes": _rows(*sides)}]
     if "aspect_ratio_ids" in accepted:
         tiles = _first(config, ("max_num_tiles",), 1)
@@ -238,9 +248,10 @@ def _features(config: Any, model: nn.Module) -> Iterator[Input]:
         yield Input(_FLOAT, ("B", declared, 2 * longest))
     stride = _first(config, ("subsampling_factor", "subsampling_conv_stride"), 1)
     first = next((part.in_features for part in model.modules() if isinstance(part, nn.Linear)), declared)
+    frames = f"{stride}N-{stride - 1}" if stride > 1 else "N"
     for mels in dict.fromkeys((declared, first)):
-        yield Input(_FLOAT, ("B", f"{stride}N", mels))
-    yield Input(_FLOAT, ("B", declared, f"{stride}N"))
+        yield Input(_FLOAT, ("B", frames, mels))
+    yield Input(_FLOAT, ("B", declared, frames))
     yield Input(_FLOAT, ("B", 1, _first(config, ("spec_size", "max_length"), 1024), declared))
 
 
@@ -248,20 +259,36 @@ def _samples(config: Any, model: nn.Module) -> Iterator[Input]:
     """A wave of samples, of which the convolutions make N places; else a spectrogram under the same name."""
     kernels, strides = (_numbers(config, name) for name in ("conv_kernel", "conv_stride"))
     if kernels and len(kernels) == len(strides):
-        seen = 1
-        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-            seen = (seen - 1) * stride + kernel
-        step = math.prod(strides)
-        yield Input(_FLOAT, ("B", f"{step}N{seen - step:+d}"))
+        long = _wave(kernels, strides)
+        yield from (Input(_FLOAT, ("B", long)), Input(_FLOAT, ("B", 1, long)))
+        return
+    frames, mels = _first(config, ("max_length",), 0), _first(config, _MEL_KEYS, 0)
+    if frames and mels:
+        yield Input(_FLOAT, ("B", frames, mels))
     hop = math.prod(next(filter(None, (_numbers(config, name) for name in _RATIOS)), (1,)))
-    long = _first(config, ("max_length",), 0)
-    mels = _first(config, _MEL_KEYS, 0)
-    if long and mels:
-        yield Input(_FLOAT, ("B", long, mels))
-    if not kernels or hop > 1:
-        hop *= _first(config, ("hop_length",), 1) if hop == 1 else 1
-        yield Input(_FLOAT, ("B", 1, f"{hop}N"))
-        yield Input(_FLOAT, ("B", f"{hop}N"))
+    hop = hop if hop > 1 else _first(config, ("hop_length", "frame_size"), 1)
+    made = _first_convolutions(model)
+    longs = [f"{hop}N"] if hop > 1 else []
+    longs += (
+        [_wave([conv.kernel_size[0] for conv in made], [conv.stride[0] for conv in made])] if made else []
+    )
+    for samples in longs or ["N"]:
+        yield from (Input(_FLOAT, ("B", 1, samples)), Input(_FLOAT, ("B", samples)))
+
+
+def _wave(kernels: Sequence[int], strides: Sequence[int]) -> str:
+    """Samples of which convolutions, one after the other, make N places."""
+    seen = 1
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        seen = (seen - 1) * stride + kernel
+    step = math.prod(strides)
+    return f"{step}N{seen - step:+d}"
+
+
+def _first_convolutions(model: nn.Module) -> list[nn.Conv1d]:
+    """The convolutions before the first linear layer."""
+    parts = [part for part in model.modules() if isinstance(part, (nn.Conv1d, nn.Linear))]
+    return list(itertools.takewhile(lambda part: isinstance(part, nn.Conv1d), parts))  # type: ignore[arg-type]
 
 
 _RATIOS = ("upsampling_ratios", "downsampling_ratios", "encoder_rates", "upsample_rates")
