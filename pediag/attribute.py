@@ -46,7 +46,7 @@ def attribute(
     attention: bool = True,
     gradients: bool = True,
     baseline: Baseline = "mean",
-    steps: int = 256,
+    steps: int = 512,
     seq_len: int | None = None,
     config: str | os.PathLike[str] | None = None,
     trust: Allowed = False,
@@ -90,8 +90,8 @@ def _refuse(baseline: str, steps: int, gradients: bool, attention: bool) -> None
 
     if baseline not in BASELINES:
         raise UsageError(f"baseline {baseline!r} is unknown; the known ones are {', '.join(BASELINES)}")
-    if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
-        raise UsageError(f"steps must be a whole number from 1 to {MOST_STEPS}; got {steps!r}")
+    if type(steps) is not int or not 16 <= steps <= MOST_STEPS:
+        raise UsageError(f"steps must be a whole number from 16 to {MOST_STEPS}; got {steps!r}")
     if not gradients and not attention:
         raise UsageError("neither gradients nor attention: nothing to measure")
     if gradients:

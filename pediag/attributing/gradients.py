@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from pediag.attributing.model import LARGE_DELTA, SMALL_DELTA
+from pediag.attributing.model import SMALL_DELTA
 from pediag.attributing.slots import Slot
 from pediag.errors import UsageError
 
-FIRST_STEPS = 16
-MOST_STEPS = 256
-"""Steps of the integral: doubled from the first until the delta is small, or up to the most."""
+STEPS = 8
+"""Steps of Gauss and Legendre on each part of the way; of 8, polynomials up to degree 15 are exact."""
 
-CERTAIN = 1e-4
-"""A delta that is enough by itself; another must follow one below ``ONCE`` times as large, since too few steps hit the
-right sum by chance."""
+PARTS = 2
+"""Parts at first; the one with the largest delta is halved until all of them together are small."""
 
-ONCE = LARGE_DELTA / SMALL_DELTA
+MOST_STEPS = 512
+
+CANCELLED = 1e-6
+"""Share of all attribution below which a change counts as one that cancelled out."""
+
 ABSENT = "captum is not installed, by which attributions are made: pip install captum"
 
 Score = Callable[[Sequence[torch.Tensor]], torch.Tensor]
@@ -42,7 +44,7 @@ class Integrated:
     def relative(self) -> float:
         """The delta as a share of the change; of what cancels out, where there is next to no change."""
         moved = sum(float(one.abs().sum()) for one in self.attributions)
-        whole = max(abs(self.value - self.reference), 1e-6 * moved)
+        whole = max(abs(self.value - self.reference), CANCELLED * moved)
         return abs(self.delta) / whole if whole else 0.0
 
 
@@ -59,37 +61,86 @@ def method() -> Any:
     return IntegratedGradients
 
 
+@dataclass(slots=True)
+class _Part:
+    """The way from one place on it to another, 0 the reference and 1 the value; ``start`` and ``end`` are f there."""
+
+    places: tuple[float, float]
+    start: float
+    end: float
+    attributions: tuple[torch.Tensor, ...]
+
+    @property
+    def delta(self) -> float:
+        return float(sum(one.double().sum() for one in self.attributions)) - (self.end - self.start)
+
+
 def integrate(score: Score, slots: Sequence[Slot], *, most: int = MOST_STEPS) -> Integrated:
     """Attribute ``score``, a number, to the variables of the slots.
 
-    ``score`` is called with one tensor a slot. Raises UsageError where the model lets no gradients through.
+    ``score`` is called with one tensor a slot. The way is straight in the variables. Where a part of it is steep, as at
+    a normalisation of next to nothing, it is halved: the deltas of all parts count by their sizes, so that none is
+    taken for small because another makes up for it. Raises UsageError where the model lets no gradients through.
     """
-    captum = method()
-    inputs = tuple(slot.variable[None] for slot in slots)
-    starts = tuple(slot.start[None] for slot in slots)
+    way = _Way(score, slots, method())
+    edges = [place / PARTS for place in range(PARTS + 1)]
+    parts = [way.part(a, b) for a, b in pairwise(edges)]
+    steps = PARTS * STEPS
+    while steps + 2 * STEPS <= most and sum(abs(one.delta) for one in parts) > SMALL_DELTA * way.change(
+        parts
+    ):
+        worst = max(parts, key=lambda one: abs(one.delta))
+        parts.remove(worst)
+        middle = sum(worst.places) / 2
+        parts += [way.part(worst.places[0], middle), way.part(middle, worst.places[1])]
+        steps += 2 * STEPS
+    made = [
+        torch.stack(list(several)).sum(0)
+        for several in zip(*(one.attributions for one in parts), strict=True)
+    ]
+    return Integrated(made, way.at(1.0), way.at(0.0), sum(one.delta for one in parts), steps)
 
-    def forward(*variables: torch.Tensor) -> torch.Tensor:
+
+class _Way:
+    """The straight way of all variables from their references to what they are."""
+
+    def __init__(self, score: Score, slots: Sequence[Slot], captum: Any) -> None:
+        self.score, self.slots, self.captum = score, slots, captum(self._forward)
+        self._known: dict[float, float] = {}
+
+    def at(self, place: float) -> float:
+        """The number there."""
+        if place not in self._known:
+            with torch.no_grad():
+                self._known[place] = float(self._forward(*self._variables(place)))
+        return self._known[place]
+
+    def change(self, parts: Sequence[_Part]) -> float:
+        """How far the number changes over the whole way; of what cancels out, where that is next to nothing."""
+        moved = sum(float(one.abs().sum()) for part in parts for one in part.attributions)
+        return max(abs(self.at(1.0) - self.at(0.0)), CANCELLED * moved)
+
+    def part(self, a: float, b: float) -> _Part:
+        """The attributions of the way from ``a`` to ``b``."""
+        made = _attribute(self.captum, self._variables(b), self._variables(a))
+        return _Part((a, b), self.at(a), self.at(b), tuple(one[0].detach() for one in made))
+
+    def _variables(self, place: float) -> tuple[torch.Tensor, ...]:
+        if place == 1.0:
+            return tuple(slot.variable[None] for slot in self.slots)
+        return tuple((slot.start + place * (slot.variable - slot.start))[None] for slot in self.slots)
+
+    def _forward(self, *variables: torch.Tensor) -> torch.Tensor:
         plain = [variable[0] for variable in variables]
         # A variable that nothing reads has the gradient zero.
-        return (score(plain) + 0.0 * torch.stack([one.sum() for one in plain]).sum()).reshape(1)
-
-    with torch.no_grad():
-        value, reference = float(forward(*inputs)), float(forward(*starts))
-    steps, before = min(FIRST_STEPS, most), math.inf
-    while True:
-        made = _attribute(captum(forward), inputs, starts, steps)
-        delta = float(sum(one.double().sum() for one in made)) - (value - reference)
-        found = Integrated([one[0].detach() for one in made], value, reference, delta, steps)
-        if steps >= most or found.relative <= CERTAIN or max(found.relative, before / ONCE) <= SMALL_DELTA:
-            return found
-        before, steps = found.relative, min(2 * steps, most)
+        return (self.score(plain) + 0.0 * torch.stack([one.sum() for one in plain]).sum()).reshape(1)
 
 
-def _attribute(captum: Any, inputs: Any, starts: Any, steps: int) -> tuple[torch.Tensor, ...]:
+def _attribute(captum: Any, inputs: Any, starts: Any) -> tuple[torch.Tensor, ...]:
     try:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
-            made = captum.attribute(inputs, starts, n_steps=steps, internal_batch_size=1)
+            made = captum.attribute(inputs, starts, n_steps=STEPS, internal_batch_size=1)
     except RuntimeError as error:
         if "does not require grad" not in str(error):
             raise

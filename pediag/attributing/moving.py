@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from pediag.errors import UsageError
+from pediag.targets import describe
 from pediag.trace import Frame
 from pediag.trace.frames import user_frame
 from pediag.trace.isolation import as_called, eager, module_paths
@@ -78,19 +80,25 @@ class Runner:
     def find(self, wanted: Sequence[Wanted]) -> Found:
         """Where the model uses the wanted values, and looks up its tokens."""
         finder = _Finder(self.place, wanted, list(_tensors((self.args, self.kwargs))))
-        with torch.no_grad():
-            self._call(finder)
+        self._first(finder)
         return finder.found
 
     def watched(self, mode: TorchFunctionMode) -> Any:
         """What the model returns, with every call of torch functions shown to ``mode``."""
-        with torch.no_grad():
-            return self._call(mode)
+        return self._first(mode)
 
     def moved(self, values: Mapping[Use, torch.Tensor], inputs: Mapping[int, torch.Tensor]) -> Any:
         """What the model returns with other values at their uses, and in place of the inputs of these ids."""
         args, kwargs = _with_inputs((self.args, self.kwargs), inputs) if inputs else (self.args, self.kwargs)
         return self._call(_Mover(self.place, values), args, kwargs)
+
+    def _first(self, mode: TorchFunctionMode) -> Any:
+        """Call the model with its own input. Raises UsageError with what the model raises."""
+        try:
+            with torch.no_grad():
+                return self._call(mode)
+        except Exception as error:
+            raise UsageError(f"on this input forward raised {describe(error)}") from error
 
     def _call(self, mode: TorchFunctionMode | None, args: Any = None, kwargs: Any = None) -> Any:
         with ExitStack() as stack:

@@ -94,7 +94,7 @@ def _of_object(tokenizer: Any) -> Reader:
     """A tokenizer of transformers, or one of the library tokenizers, or a function from a text to ids."""
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         return Reader(
-            lambda text: list(tokenizer(text)["input_ids"]),
+            lambda text: list(tokenizer(text, verbose=False)["input_ids"]),
             lambda index: str(tokenizer.convert_ids_to_tokens(int(index))),
             frozenset(int(item) for item in tokenizer.all_special_ids if item is not None),
             tokenizer.mask_token_id,

@@ -95,7 +95,7 @@ def attribute(
     tokenizer: Tokenizer = None,
     seq_len: Length = None,
     baseline: Baseline = Kind.mean,
-    steps: Steps = 256,
+    steps: Steps = 512,
     attention: Maps = None,
     config: Config = None,
     format: Annotated[
