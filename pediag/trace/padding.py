@@ -15,7 +15,7 @@ from pediag.trace.operators import COMPARISONS
 from pediag.trace.place import Lengths
 
 PAD = "constant_pad_nd"
-POOLS = frozenset(("avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "max_pool2d_with_indices"))
+_POOLS = frozenset(("avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "max_pool2d_with_indices"))
 
 
 @dataclass(slots=True)
@@ -50,9 +50,12 @@ class Padding:
         return type(other) is int and (other in self.ids if self.ids else self.undeclared)
 
 
-def pooled(lengths: Lengths, taken: set[int], shape: Sequence[int], result: Sequence[int]) -> None:
+def pooled(name: str, lengths: Lengths, taken: set[int], bound: tuple[Any, ...], result: Any) -> None:
     """A sequence of which neighbours are pooled is one of another length, unless the model has that size elsewhere."""
-    for before, after in zip(shape, result, strict=False):
+    if name not in _POOLS:
+        return
+    made = result[0] if isinstance(result, tuple) else result
+    for before, after in zip(bound[0].shape, made.shape, strict=False):
         if before in lengths.sequence and 1 < after < before and after not in taken:
             lengths.sequence.add(after)
 

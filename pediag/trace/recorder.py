@@ -29,7 +29,7 @@ from pediag.trace.operators import (
     plainly,
     refilled,
 )
-from pediag.trace.padding import PAD, POOLS, Padding, compared, lengthen, pooled
+from pediag.trace.padding import PAD, Padding, compared, lengthen, pooled
 from pediag.trace.place import DependsOnContent, Effort, Lengths, Overrun, Place, Unsupported
 from pediag.trace.settling import Settler, assume
 from pediag.trace.standing import standing_in
@@ -173,8 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._lengthen(operator.name, args)
             made = standing_in(operator.name, bound, self.evaluator)
             result = func(*args, **kwargs) if made is None else self._empty(*made)
-            if operator.name in POOLS:
-                pooled(self.lengths, self.dims, bound[0].shape, (result[0] if type(result) is tuple else result).shape)
+            pooled(operator.name, self.lengths, self.dims, bound, result)
         except Exception as error:
             result = self._rescue(error, func, operator, bound, named, operands)
         if operator.outs:
@@ -302,7 +301,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A table that ran out is read whole, so it no longer moves with the length.
             position = tuple(node for node in operands if node.provenance is not CONTENT)
         fixed = any(node.provenance <= WEIGHT and len(node.shape) > 1 for node in operands)
-        self.failed_fixed = bool(content) and fixed and torch.Tag.pointwise in func.tags
+        apt = torch.Tag.pointwise in func.tags if content else operator.name == "expand"
+        self.failed_fixed = fixed and apt
         if content and position:
             self.failed_site = Site(
                 "failed", operator.name, content[0], content, position, self.place.module, self.failed_frame

@@ -270,3 +270,26 @@ def test_a_table_that_a_shorter_input_got_past_is_not_the_reason() -> None:
     trace = session(_FourInputs()).structural()
     assert trace.failure is not None
     assert trace.failure.table is None
+
+
+def test_a_stored_row_of_types_that_ends_is_met_by_a_shorter_input() -> None:
+    """BERT spreads a buffer of zeros, cut to the tokens there are, over the texts."""
+
+    class Types(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(128, D)
+            self.types = nn.Embedding(2, D)
+            self.register_buffer("zeros", torch.zeros(1, 128, dtype=torch.long))
+
+        def forward(self, x: Tensor) -> Tensor:
+            types = self.zeros[:, : x.shape[1]].expand(x.shape[0], x.shape[1])
+            return (
+                x @ self.places.weight.T @ self.places.weight
+                + self.types(types)
+                + self.places.weight[: x.shape[1]]
+            )
+
+    found = session(Types()).structural()
+    assert found.failure is None, found.failure
+    assert found.sizes.tokens < 128
