@@ -24,7 +24,7 @@ def standing_in(
     if name == "nonzero" and bound[0].provenance is Provenance.CONTENT:
         return (bound[0].numel, len(bound[0].shape)), torch.int64, bound[0].device
     if name == "masked_select" and any(node.provenance is Provenance.CONTENT for node in nodes_in(bound)):
-        shape = torch.broadcast_shapes(bound[0].shape, bound[1].shape)
+        shape = torch.broadcast_shapes(bound[0].shape, bound[1].shape)  # type: ignore[no-untyped-call]
         return (shape.numel(),), bound[0].dtype, bound[0].device
     if name == "index" and isinstance(bound[0], Node):
         return _picked(bound[0], bound[1], evaluator)
