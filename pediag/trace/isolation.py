@@ -184,7 +184,7 @@ def converting() -> Iterator[None]:
 
     def soft(old: torch.Tensor, new: torch.Tensor) -> None:
         try:
-            exchange(old, new)
+            exchange(old, new)  # type: ignore[no-untyped-call]
         except RuntimeError:
             if not isinstance(old, FakeTensor) or not isinstance(new, FakeTensor):
                 raise
