@@ -30,7 +30,8 @@ bases that the class assumes may be agreed with, and accuse nothing.
   a rounding to half precision is PE602, and what the rounded numbers stand for is compared here.
 - Bases said twice that disagree are PE109; numbers that agree with one of them are silent here.
 - Trained frequencies are not judged. A finished table shows a frequency only modulo a turn.
-- A stored list without code may turn something else, which is said and makes it a warning.
+- A stored list without code may turn something else, which is said and makes it a warning. Of one that the model
+  does not read only its length is compared, and a note says that another runtime may read it.
 - The rule says what differs, not which side the weights were trained with.
 
 ## Fix
@@ -40,17 +41,22 @@ Pass the declared base to where the frequencies are computed, or declare the bas
 ## References
 
 - karpathy/llama2.c 356; young-geng/EasyLM 117; google-deepmind/penzai 102; pytorch/torchtitan 3772.
+- NVIDIA-NeMo/Megatron-Bridge 2021 (an exported list of half the length).
 - Su et al. 2104.09864, section 3.2.2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from pediag.rules.finding import Evidence, Finding, Fix
-from pediag.rules.rule import Facets, rule
+from pediag.rules.finding import Evidence, Finding, Fix, Where
+from pediag.rules.rule import Facets, NotApplicable, rule
 from pediag.rules.state import _known, _rebuild
 from pediag.rules.state._rebuild import Served
+
+if TYPE_CHECKING:
+    from pediag.encodings import Rotary
 
 
 @rule(
@@ -64,9 +70,46 @@ from pediag.rules.state._rebuild import Served
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each rotation whose base is not the declared one."""
-    for item in _rebuild.served(facets):
+    unread = list(_unread(facets))
+    yield from unread
+    try:
+        served = _rebuild.served(facets)
+    except NotApplicable:
+        if unread:
+            return
+        raise
+    for item in served:
         if not item.same and item.meant.base_at and _known.of_scaling(item) is None:
             yield _finding(facets, item)
+
+
+def _unread(facets: Facets) -> Iterator[Finding]:
+    """A note for each stored list that the model does not read and whose length no declaration has."""
+    from pediag.encodings import Rotary
+
+    stored = [
+        item for item in facets.unread if isinstance(item, Rotary) and item.table is None and item.leaves
+    ]
+    if not stored or facets.config is None or _rebuild.composite(facets):
+        return
+    widths = {one.width for one in _rebuild.meant(facets) if one.declared is not None}
+    for item in stored:
+        if widths and 0 not in widths and item.width not in widths:
+            yield _of_another_length(facets, item, min(widths, key=lambda width: abs(width - item.width)))
+
+
+def _of_another_length(facets: Facets, item: Rotary, width: int) -> Finding:
+    name = item.leaves[0]
+    return Finding(
+        message=f"{name} stores {item.width // 2} frequencies, where the config declares {width // 2} pairs.",
+        effect="The model that ran does not read it. A runtime that takes it from the file turns other channels, or "
+        f"by the frequencies of another width, at all of {facets.seq_len:,} tokens.",
+        where=Where(name.rpartition(".")[0]),
+        evidence=Evidence(item.width // 2, width // 2, None, "frequencies", facets.seq_len),
+        fix=Fix(f"Leave {name} out of the file, or store it for {width} channels."),
+        severity="note",
+        scheme="rotary",
+    )
 
 
 def _finding(facets: Facets, item: Served) -> Finding:
