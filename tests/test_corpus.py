@@ -29,6 +29,10 @@ def test_a_kind_has_cases_in_unlike_styles_with_sources(kind: str) -> None:
         assert case.faulty is not case.healthy
 
 
+def test_every_kind_is_there() -> None:
+    assert list(KINDS) == [f"K{number:02d}" for number in range(1, 36)]
+
+
 def test_names_are_unique() -> None:
     counts = Counter(case.name for kind in KINDS for case in judging.cases(kind))
     assert [name for name, count in counts.items() if count > 1] == []
