@@ -17,6 +17,10 @@ from fixtures.corpus.case import Case
 KINDS = judging.kinds()
 
 
+def test_every_kind_is_there() -> None:
+    assert list(KINDS) == [f"K{number:02d}" for number in range(1, 36)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_has_cases_in_unlike_styles_with_sources(kind: str) -> None:
     cases = judging.cases(kind)
@@ -27,10 +31,6 @@ def test_a_kind_has_cases_in_unlike_styles_with_sources(kind: str) -> None:
         assert len(case.how) > 20, case.name
         assert case.expect
         assert case.faulty is not case.healthy
-
-
-def test_every_kind_is_there() -> None:
-    assert list(KINDS) == [f"K{number:02d}" for number in range(1, 36)]
 
 
 def test_names_are_unique() -> None:
@@ -98,6 +98,21 @@ def test_a_healthy_model_posing_as_faulty_is_a_miss() -> None:
 def test_a_faulty_model_posing_as_twin_is_an_alarm() -> None:
     verdict = judging.judge("K35", replace(MADE_UP, healthy=short))
     assert any("false alarm on its twin: PE502" in told for told in judging.complaints([verdict], {}))
+
+
+def test_a_note_on_the_twin_counts_where_a_note_is_enough() -> None:
+    verdict = judging.judge("K35", replace(MADE_UP, at_least="note", healthy=short))
+    assert [code for code, _, _ in verdict.alarms] == ["PE502"]
+    told = judging.judge("K35", replace(MADE_UP, expect=("PE504",), at_least="note"))
+    assert told.alarms == []
+
+
+def test_the_twin_or_a_third_model_is_the_reference() -> None:
+    beside = replace(MADE_UP, expect=("PE502",), seq_len=16, reference=True)
+    assert judging.judge("K35", beside).found_by == ["PE502"]
+    itself = replace(beside, reference=short)
+    assert not judging.judge("K35", itself).found
+    assert judging.judge("K35", itself).alarms
 
 
 def test_a_listed_miss_that_is_found_is_a_complaint() -> None:
