@@ -167,6 +167,10 @@ class Batches:
         owner = self._session.model.get_submodule(name.rpartition(".")[0])
         return isinstance(owner, nn.Embedding) or not type(owner).__module__.startswith("torch.")
 
+    def is_embedding(self, name: str) -> bool:
+        """Whether a parameter is the table of a torch embedding."""
+        return isinstance(self._session.model.get_submodule(name.rpartition(".")[0]), nn.Embedding)
+
     def home(self, name: str) -> Frame | None:
         """Where the class begins whose module holds a tensor, torch's own classes left out; None where unknown."""
         path = name.rpartition(".")[0]

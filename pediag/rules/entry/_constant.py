@@ -201,12 +201,17 @@ def _by_size(facets: Facets, left: dict[str, Node]) -> set[str]:
     tokens = {node.args[0].shape for node in lookups if node.args[1].provenance.name == "CONTENT"}
     declared = maximum_length(facets.config) if facets.config is not None else None
     lengths = facets.batches.declared() | ({declared, declared + 2} if declared else set())
+    widths = {
+        node.shape[-1] for name, node in facets.batches.stored().items() if name not in left and node.shape
+    }
     found = set()
     for name, node in left.items():
         shape = node.shape[1:] if len(node.shape) == 3 and node.shape[0] == 1 else node.shape
         if len(shape) != 2 or not node.trainable or shape[0] < LEAST_ROWS or shape in tokens:
             continue
         wide = any(shape[1] == table[1] for table in tokens)
-        if wide and shape[0] in lengths and facets.batches.is_table(name):
+        # Between two widths of the model it may be a projection, which only an embedding is not.
+        projects = shape[0] in widths and not facets.batches.is_embedding(name)
+        if wide and shape[0] in lengths and not projects and facets.batches.is_table(name):
             found.add(name)
     return found
