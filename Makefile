@@ -16,7 +16,7 @@ help:
 	@echo 'make format  let ruff rewrite what it can'
 	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
 	@echo 'make zoo     judge the text models of transformers and write docs/zoo.md (half an hour)'
-	@echo 'make corpus  judge the reported faults and their healthy twins and write docs/corpus.md (some minutes)'
+	@echo 'make corpus  judge reported and planted faults beside healthy twins and write docs/corpus.md (half an hour)'
 	@echo 'make docs    write docs/rules from the rules'
 	@echo 'make clean   remove .venv and caches'
 
@@ -54,6 +54,7 @@ zoo: $(STAMP)
 
 corpus: $(STAMP)
 	@$(BIN)/python -m fixtures.corpus --markdown docs/corpus.md
+	@$(BIN)/python -m fixtures.mutants --markdown docs/corpus.md
 
 docs: $(STAMP)
 	@$(BIN)/python -m pediag.report.pages docs/rules
