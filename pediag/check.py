@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pediag.encodings import Encoding
-    from pediag.trace import Node, Session, Trace
+    from pediag.trace import Session, Trace
     from pediag.trace.ranks import Gathers
 
 Checkable = "str | os.PathLike[str] | nn.Module | Any"
@@ -380,6 +380,7 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     """Trace at the structural length, recognise, then trace at the length asked about."""
     from pediag.encodings import explain, recognise
     from pediag.trace.batches import Batches
+    from pediag.trace.beside import fixed_places
     from pediag.trace.steps import Steps
 
     facets = seen.facets
@@ -394,15 +395,15 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
     if unread := _unread(structural, facets.encodings):
         facets.gaps["numbers"] = f"a position signal is not recognised: {unread}"
     along = _along_tokens(structural, facets.encodings)
-    known = options.seq_len or _taken(session.target, _own_length(session.target.config, along))
-    facets.seq_len = known or DEFAULT_LENGTH
+    own = fixed_places(structural) or _own_length(session.target.config, along)
+    facets.seq_len = (known := options.seq_len or _taken(session.target, own)) or DEFAULT_LENGTH
     if structural.failure is not None:
         facets.gaps["target"] = structural.failure.message
         return
     if session.whole:
         facets.batches, facets.steps = Batches(session), Steps(session, options.cache)
     else:
-        facets.gaps["steps"] = "the forward of the model was not run as a whole, only its parts"
+        facets.gaps["steps"] = "the model was not run as a whole, only its parts"
     step.step(f"tracing at {facets.seq_len:,} tokens")
     facets.target = session.at(facets.seq_len)
     if known is None:
@@ -412,15 +413,9 @@ def _trace(session: Session, options: Options, seen: _Seen, step: Progress) -> N
 def _along_tokens(trace: Trace, encodings: list[Encoding]) -> list[Encoding]:
     """The encodings that bound the number of tokens: where text is read too, not those of an image's patches."""
     from pediag.encodings import encodes_position
+    from pediag.trace.beside import of_places
 
-    def of_places(node: Node | None) -> bool:
-        return (
-            node is not None
-            and bool(node.moving)
-            and {node.shape[axis] for axis in node.moving} <= trace.places
-        )
-
-    kept = [encoding for encoding in encodings if not of_places(encoding.node)]
+    kept = [encoding for encoding in encodings if not of_places(encoding.node, trace)]
     return kept if encodes_position(kept) else encodings
 
 

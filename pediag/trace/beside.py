@@ -11,6 +11,7 @@ from torch import nn
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, declares_inputs
 
 if TYPE_CHECKING:
+    from pediag.trace.graph import Node
     from pediag.trace.session import Trace
 
 Run = Callable[[Maker, Sizes], "Trace"]
@@ -104,7 +105,7 @@ def follows_length(candidate: Candidate) -> bool:
 
 
 def _is_fixed(item: Input, sizes: Sizes) -> bool:
-    if item.literal or item.role != "content" or _grows(item):
+    if item.literal or item.role != "content" or item.value is not None or _grows(item):
         return False
     shape = item.shape(sizes)
     alone = len(shape) > 1 and all(isinstance(dim, int) for dim in item.dims)
@@ -112,4 +113,20 @@ def _is_fixed(item: Input, sizes: Sizes) -> bool:
 
 
 def _grows(item: Input) -> bool:
-    return item.value is not None or any(isinstance(dim, str) and dim != "B" for dim in item.dims)
+    return item.value is None and any(
+        isinstance(dim, str) and ("N" in dim or "M" in dim) for dim in item.dims
+    )
+
+
+def fixed_places(trace: Trace) -> int | None:
+    """The most places that attention runs along, where no input grows with the number of tokens; else None."""
+    fed = trace.fed
+    if fed.given or not fed.inputs() or follows_length(fed):
+        return None
+    return max(trace.places, default=None)
+
+
+def of_places(node: Node | None, trace: Trace) -> bool:
+    """Whether a value moves along places alone whose number is fixed, such as the patches of an image."""
+    moving = {node.shape[axis] for axis in node.moving} if node is not None else set()
+    return bool(moving) and moving <= trace.places

@@ -4,8 +4,8 @@
 
 Looks at the frequencies of every rotation, at those of products that look like one and are none, and at
 tables that enter q and k. Fires on values that are not finite, on frequencies that are all zero (nothing
-turns) or all equal (an exponent divided as whole numbers), on a table of complex zeros (every product is 0), and on
-values outside (0, 1] or not falling that no formula explains.
+turns) or all equal (an exponent divided as whole numbers; with a declared base that is PE202's), on a table of
+complex zeros (every product is 0), and on values outside (0, 1] or not falling that no formula explains.
 
 ## Why it matters
 
@@ -52,7 +52,7 @@ import numpy as np
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
-from pediag.rules.state import _stored
+from pediag.rules.state import _axes, _stored
 from pediag.theory.frequencies import inverse_frequencies
 from pediag.theory.recover import identify
 
@@ -347,9 +347,9 @@ def fault(w: Floats, facets: Facets, trained: bool) -> Bad | None:
     if not w.any():
         return Bad(0, 0.0, "is zero, as are all of them: nothing turns")
     w = -w if (w <= 0).all() else w
-    if not trained and w.size >= SURE and (w == w[0]).all():
+    if not trained and w.size >= SURE and (w == w[0]).all() and _angles.declared(facets, 2 * w.size) is None:
         return Bad(1, float(w[1]), "is the one before, and so are all of them: every pair turns alike")
-    if trained or _evenly_spaced(w) or _formula(w, facets):
+    if trained or _evenly_spaced(w) or _axes.any_layout(w, lambda item: _formula(item, facets)):
         return None
     return _unsound(w[: int(np.flatnonzero(w)[-1]) + 1])
 
