@@ -50,12 +50,15 @@ class Entry:
         file, line = (frame.file, frame.line) if frame else (None, None)
         return Where(self.site.module, self.encoding.id, file, line)
 
-    def rows(self, there: Pass) -> torch.Tensor | None:
-        """Positions (texts or 1, tokens, numbers) where the encoding enters in another pass; None where unknown."""
+    def rows(self, there: Pass, *, prompted: bool = False) -> torch.Tensor | None:
+        """Positions (texts or 1, tokens, numbers) where the encoding enters in another pass; None where unknown.
+
+        With ``prompted`` those of a prompt that the model puts in front come first.
+        """
         from pediag.trace.batches import matching
 
         site = matching(there, self.place, self.site)
-        return there.rows(site) if site is not None and site.position else None
+        return there.rows(site, prompted=prompted) if site is not None and site.position else None
 
 
 def batches(facets: Facets) -> Batches:
@@ -166,7 +169,9 @@ def read_backwards(facets: Facets, entry: Entry) -> bool:
     from pediag.trace.graph import ancestors
 
     trace, joined = batches(facets).plain.trace, entry.site.result
-    own = set(joined.shape) & set(trace.lengths.exact)
+    exact = trace.lengths.exact
+    # Behind a prompt that the model puts in front, the tokens are more than were given.
+    own = set(joined.shape) & set(exact) or {size for size in joined.shape if size > max(exact, default=0)}
     for attention in sorted(trace.graph.attentions, key=lambda item: item.scores.index):
         if attention.scores.index < joined.index or not own & set(attention.query.shape):
             continue

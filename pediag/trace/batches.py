@@ -58,13 +58,14 @@ class Pass:
     def __post_init__(self) -> None:
         self.places = dict(_placed(self.trace.graph.sites))
 
-    def rows(self, site: Site, which: int = 0) -> torch.Tensor | None:
+    def rows(self, site: Site, which: int = 0, *, prompted: bool = False) -> torch.Tensor | None:
         """Positions at a site as (texts or 1, tokens, numbers); None where they cannot be told.
 
-        Parameters enter as fixed random numbers, so two positions are alike where they read the same row.
+        With ``prompted`` also those of more tokens than were given: of a prompt that the model puts in front, and the
+        text. Parameters enter as fixed random numbers, so two positions are alike where they read the same row.
         """
         node = site.position[which]
-        axes = _axes(node, self.trace.sizes)
+        axes = _axes(node, self.trace.sizes, prompted)
         if axes is None:
             return None
         try:
@@ -450,9 +451,11 @@ def _place(site: Site, seen: Counter[object]) -> object:
     return where, seen[where]
 
 
-def _axes(node: Node, sizes: Sizes) -> tuple[int | None, int] | None:
+def _axes(node: Node, sizes: Sizes, prompted: bool = False) -> tuple[int | None, int] | None:
     """The axes of texts and of tokens of a value; None where it has no axis of tokens."""
     tokens = [axis for axis, size in enumerate(node.shape) if size == sizes.tokens]
+    if prompted and not tokens:
+        tokens = [axis for axis, size in enumerate(node.shape) if size > sizes.tokens and axis in node.moving]
     if not tokens:
         return None
     token = next((axis for axis in tokens if axis in node.moving), tokens[0])

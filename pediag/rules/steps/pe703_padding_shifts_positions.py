@@ -18,7 +18,8 @@ in a batch than alone, and the shorter it is the worse they are.
 ## What is checked
 
 With k tokens of padding before a text, and P the value that enters: P_padded[k + i] = P_alone[i] for every i. Where
-instead P_padded[k + i] = P_alone[c + i] with one c, all positions of the text are shifted by c.
+instead P_padded[k + i] = P_alone[c + i] with one c, all positions of the text are shifted by c. A prompt that the
+model puts in front of the padding stands still, so there a shift of the text changes distances under a rotation, too.
 
 ## Known limits
 
@@ -54,6 +55,8 @@ from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
+    import torch
+
     from pediag.trace.batches import Pass
 
 
@@ -120,17 +123,27 @@ def _moved(facets: Facets, entry: Entry, padded: Pass) -> Moved | None:
     from pediag.trace.batches import shift
 
     told = _batches.batches(facets)
-    rows, plain = entry.rows(padded), entry.rows(told.plain)
+    rows, plain = entry.rows(padded, prompted=True), entry.rows(told.plain, prompted=True)
     if rows is None or plain is None:
         return None
     found = []
     for text, pads in enumerate(padded.pads):
         row = rows[min(text, len(rows) - 1)]
-        found.append(Moved(pads, shift(row, pads, plain[0])))
+        front = _in_front(row, plain[0], told.plain.trace.seq_len)
+        moved = shift(row[front:], pads, plain[0, front:])
+        found.append(Moved(pads, moved if not front or entry.absolute or not moved else None))
     worst = max(found, key=lambda item: (item.shift is None, item.shift or 0))
     if worst.shift != 0 and _length_dependent(facets, entry, worst.pads):
         return None
     return worst
+
+
+def _in_front(row: torch.Tensor, plain: torch.Tensor, tokens: int) -> int:
+    """How many rows of a prompt stand in front of the padding, where padding does not move them."""
+    from pediag.trace.batches import alike
+
+    front = max(0, len(plain) - tokens)
+    return front if front and alike(row[:front], plain[:front]) else 0
 
 
 def _length_dependent(facets: Facets, entry: Entry, pads: int) -> bool:
@@ -140,10 +153,11 @@ def _length_dependent(facets: Facets, entry: Entry, pads: int) -> bool:
     told = _batches.batches(facets)
     tokens = told.plain.trace.seq_len - pads
     alone = told.alone([entry.site], tokens)
-    rows, plain = entry.rows(alone) if alone is not None else None, entry.rows(told.plain)
+    rows = entry.rows(alone, prompted=True) if alone is not None else None
+    plain = entry.rows(told.plain, prompted=True)
     if rows is None or plain is None:
         return False
-    return not alike(rows[0], plain[0, :tokens])
+    return not alike(rows[0], plain[0, : rows.shape[1]])
 
 
 # -- what is said -------------------------------------------------------------------------------------------

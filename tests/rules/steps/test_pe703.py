@@ -126,3 +126,14 @@ def test_opt_counts_over_the_mask() -> None:
         word_embed_proj_dim=32,
     )
     assert outcome(transformers.OPTModel(config).eval(), CODE, 256).status == "pass"
+
+
+def test_padding_between_a_prompt_and_its_text() -> None:
+    from fixtures.corpus.k34_prompts_in_front import Soft, Turned
+
+    (finding,) = findings(Soft(counted=False).eval(), CODE, 256)
+    assert finding.evidence.measured == 1.0
+    assert findings(Soft(counted=True).eval(), CODE, 256) == []
+    (finding,) = findings(Turned(counted=False).eval(), CODE, 256)
+    assert finding.evidence.measured == "uneven"
+    assert findings(Turned(counted=True).eval(), CODE, 256) == []
