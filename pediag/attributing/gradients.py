@@ -22,8 +22,9 @@ PARTS = 2
 
 MOST_STEPS = 512
 
-CANCELLED = 1e-6
-"""Share of all attribution below which a change counts as one that cancelled out."""
+CANCELLED = 1e-3
+"""Share of all attribution, signs left out, below which a change is one that cancelled out: the delta is then
+measured by that share."""
 
 ABSENT = "captum is not installed, by which attributions are made: pip install captum"
 

@@ -71,7 +71,7 @@ class Seer(Watcher):
         if weights.shape[-2:] != (self.length, self.length):
             self.others.add((weights.shape[-2], weights.shape[-1]))
             return
-        heads = weights.reshape(-1, self.length, self.length).double().cpu()
+        heads = weights.reshape(-1, self.length, self.length).double().cpu().clone()
         self.found.append(Weights(self.place.module, heads, recomputed_))
 
 

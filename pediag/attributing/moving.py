@@ -160,13 +160,13 @@ class _Finder(_AtSpots):
         self.found = Found()
 
     def at(self, spot: Spot, nth: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if func in LOOKUPS and isinstance(result, torch.Tensor):
-            self._lookup(spot, nth, args, kwargs, result)
         listed = list(_paths((args, kwargs)))
         if spot in self.by_spot and len(listed) > 1:
             for path, tensor in listed:
                 self._match(spot, nth, path, tensor)
+        result = func(*args, **kwargs)
+        if func in LOOKUPS and isinstance(result, torch.Tensor):
+            self._lookup(spot, nth, listed, result)
         return result
 
     def _match(self, spot: Spot, nth: int, path: tuple[Any, ...], tensor: torch.Tensor) -> None:
@@ -175,16 +175,17 @@ class _Finder(_AtSpots):
             if form is not None:
                 self.found.uses.setdefault(index, []).append((Use(spot, nth, path), form))
 
-    def _lookup(self, spot: Spot, nth: int, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        """Note a lookup of what was given to the model."""
-        listed = [item for _, item in _paths((args, kwargs))]
-        table = next((item for item in listed if item.is_floating_point() and item.dim() == 2), None)
-        rows = next((item for item in listed if not item.is_floating_point()), None)
+    def _lookup(self, spot: Spot, nth: int, listed: list[Any], result: torch.Tensor) -> None:
+        """Note a lookup of what was given to the model. What it gave may be written over later."""
+        table = next((item for _, item in listed if item.is_floating_point() and item.dim() == 2), None)
+        rows = next((item for _, item in listed if not item.is_floating_point()), None)
         if table is None or rows is None:
             return
         if any(rows is item or same(rows.flatten(), item.flatten()) for item in self.inputs):
             axis = max(range(rows.dim()), key=lambda axis: rows.shape[axis])
-            self.found.lookups.append(Lookup(Use(spot, nth, RESULT), result.detach(), table.detach(), axis))
+            self.found.lookups.append(
+                Lookup(Use(spot, nth, RESULT), result.detach().clone(), table.detach(), axis)
+            )
 
 
 class _Mover(_AtSpots):

@@ -29,7 +29,8 @@ none, they are computed again from its own queries, keys and mask; of ``nn.Multi
   says that the rule does not apply.
 - Kernels of other packages (flash-attn, flex attention) hide their weights. Of a transformers model set
   ``model.set_attn_implementation("eager")``.
-- Attention over other places than the tokens (patches, an image beside a text, cross-attention) is not mapped.
+- Attention over other places than the tokens (patches, an image beside a text, a cross-attention to another length) is
+  not mapped.
 - Sinks at other tokens (separators, punctuation) are in the map, and not in the rate.
 
 ## Fix
