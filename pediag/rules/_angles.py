@@ -115,7 +115,7 @@ def _at_target(facets: Facets, encoding: Rotary | Sinusoidal, shape: tuple[int, 
     from pediag.encodings import program
 
     trace = facets.target
-    for site in _its_sites(facets, encoding):
+    for site in its_sites(facets, encoding):
         if site.position:
             angle = program.phase(site.position[0])
             node = program.frequency_factor(angle) if angle is not None else None
@@ -125,7 +125,7 @@ def _at_target(facets: Facets, encoding: Rotary | Sinusoidal, shape: tuple[int, 
     return None
 
 
-def _its_sites(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Site]:
+def its_sites(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Site]:
     """The sites of the long pass in its modules: first those at its own places, since one module may have several."""
     from pediag.trace.sites import placed
 

@@ -5,7 +5,8 @@
 Finds rotary encodings whose frequencies depend on the length of the input: dynamic NTK, which raises the base as the
 text grows, and LongRoPE, which changes from one list of factors to another above the original length. It says from
 which length on, and by how much: the largest change of a frequency, and the phase error at this length. Where the
-model runs, the frequencies of a short pass and of the one at this length are compared as the model computes them.
+model runs, the frequencies of a short pass and of the one at this length are compared as the model computes them; of
+finished tables the rows that both passes read.
 
 ## Why it matters
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from pediag.encodings import Rotary
     from pediag.targets.declaration import RopeDeclaration
+    from pediag.trace import Trace
 
     Floats = NDArray[np.float64]
 
@@ -121,25 +123,33 @@ def check(facets: Facets) -> Iterator[Finding]:
                 yield _finding(facets, switch)
 
 
-def _measured(facets: Facets, encoding: Rotary) -> Switch | None:
-    """The change between the short pass and the one at the length asked about; None without one."""
+def _multiplied(facets: Facets, encoding: Rotary, trace: Trace) -> tuple[Floats, Floats] | None:
+    """The frequencies (r/2,) that positions are multiplied with in the short pass and in the long one."""
     from pediag.rules._angles import factor_of, pairs_of, source
 
-    if encoding.origin != "trace" or facets.target is None or facets.target.failure is not None:
-        return None
-    short, trace = None, facets.structural
-    if trace is not None:
-        short = factor_of(trace, encoding.factor)
-    found = source(facets, encoding)
+    short, found = factor_of(trace, encoding.factor), source(facets, encoding)
     if short is None or found is None or found.trace is not facets.target:
         return None
     pairs = pairs_of(short, encoding.frequencies)
-    if pairs is None:
+    return None if pairs is None else (np.abs(short[pairs]), np.abs(found.frequencies))
+
+
+def _measured(facets: Facets, encoding: Rotary) -> Switch | None:
+    """The change between the short pass and the one at the length asked about; None without one."""
+    from pediag.rules.reach._finished import steps
+
+    trace = facets.structural
+    if (
+        encoding.origin != "trace"
+        or facets.target is None
+        or facets.target.failure is not None
+        or trace is None
+    ):
         return None
-    before, after = np.abs(short[pairs]), np.abs(found.frequencies)
-    if not _changed(before, after):
+    both = _multiplied(facets, encoding, trace) or steps(facets, encoding)
+    if both is None or not _changed(*both):
         return None
-    assert trace is not None
+    before, after = both
     return Switch("", trace.seq_len, before, after, where(encoding), layers_text(encoding), facets.seq_len)
 
 
