@@ -20,8 +20,8 @@ replayed, against the declared width; a share of the head is rounded down, and o
 
 ## Known limits
 
-Which channels turn is compared with a reference only, a declaration says how many. A pair so slow that it does not move within the traced length still
-counts, since its angle is read in float64.
+Which channels turn is compared with a reference only; a declaration says how many. A pair so slow that it does not
+move within the traced length still counts, since its angle is read in float64.
 
 ## Fix
 
