@@ -110,13 +110,16 @@ def _as_tokens(trace: Trace, site: Site, known: dict[Node, list[Encoding]]) -> b
     return True
 
 
-def chooses(site: Site) -> bool:
-    """Whether positions only choose which tokens or keys something is done to: where a text starts, what is hidden.
+def counts(site: Site) -> bool:
+    """Whether positions are counted with integers of content, as the keys of a sort are: no signal to the model."""
+    kind = site.result.dtype
+    return not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
 
-    So do those that are counted with integers of content, as the keys of a sort are.
-    """
-    if not (site.result.dtype.is_floating_point or site.result.dtype.is_complex):
-        return site.kind != "bias"
+
+def chooses(site: Site) -> bool:
+    """Whether positions only choose which tokens or keys something is done to: where a text starts, what is hidden."""
+    if counts(site):
+        return True
     if not all(node.dtype is torch.bool for node in site.position):
         return False
     whole = all(node.shape[-1:] in ((), (1,)) for node in site.position)

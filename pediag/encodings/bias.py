@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pediag.encodings.additive import attach
+from pediag.encodings.additive import attach, counts
 from pediag.encodings.model import Alibi, Clipped, Encoding, Floats, Mask, Unrecognised
 from pediag.encodings.program import call, leaf_names
 from pediag.encodings.relative import reads, relative
@@ -51,7 +51,7 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
         if site.kind not in ("bias", "bilinear") or id(site) in claimed:
             continue
         claimed.add(id(site))
-        for node in site.position:
+        for node in () if counts(site) else site.position:
             join = _join(trace, site, node)
             key = (site.kind, node, join, _side(trace, site) if site.kind == "bilinear" else "")
             if key not in known:

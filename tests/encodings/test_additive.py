@@ -327,3 +327,77 @@ def test_ordinary_constants_are_silent(kind: str) -> None:
             return self.embed(ids).unflatten(-1, (4, 16)) * self.scale
 
     assert misplaced.find(trace_of(Heads())) == []
+
+
+# -- what tells parts apart, and tables made of tables -------------------------------------------------------
+
+
+class Sorted(nn.Module):
+    """Sorts tokens by a bucket of content, ties by place, as Reformer's hashing does, and starts afresh at place 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate = nn.Embedding(101, 32), nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, place = self.embed(ids), torch.arange(ids.shape[1])
+        starts = (place == 0)[None, :, None]
+        x = starts + ~starts * self.gate(x)
+        order = (x.argmax(-1) * ids.shape[1] + place).argsort(-1)
+        return x.gather(1, order[..., None].expand_as(x))
+
+
+def test_ties_of_a_sort_and_starts_of_texts_are_no_signals() -> None:
+    from pediag.encodings import recognise
+
+    trace = trace_of(Sorted())
+    assert trace.failure is None
+    assert trace.graph.sites
+    assert recognise(trace) == []
+
+
+@pytest.mark.parametrize(("parts", "schemes"), [(2, []), (3, ["learned"])])
+def test_two_rows_are_segments_and_more_are_places(parts: int, schemes: list[str]) -> None:
+    def read(module: nn.Module, ids: Tensor) -> Tensor:
+        part = (torch.arange(ids.shape[1]) // 20).clamp(max=parts - 1)
+        return module.table[part]
+
+    model = Adds(read, table=nn.Parameter(torch.randn(parts, 32)))
+    assert [encoding.scheme for encoding in found(model)] == schemes
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_table_of_rows_beside_one_of_columns_is_learned(by_text: bool) -> None:
+    """Kitaev et al. 2020, axial encodings: position i is row i // 16 of one table beside row i % 16 of another."""
+
+    def read(module: nn.Module, ids: Tensor) -> Tensor:
+        whole = torch.cat((module.down.expand(16, 16, 8), module.across.expand(16, 16, 24)), -1).flatten(0, 1)
+        place = torch.arange(ids.shape[1])
+        if by_text:
+            return torch.cat([whole.index_select(0, place)[None] for _ in range(ids.shape[0])], 0)
+        return whole[place]
+
+    tables = {"down": torch.randn(16, 1, 8), "across": torch.randn(1, 16, 24)}
+    model = Adds(read, **{name: nn.Parameter(table) for name, table in tables.items()})
+    (encoding,) = found(model)
+    assert isinstance(encoding, Learned)
+    assert encoding.width == 32
+    assert encoding.leaves == ["across", "down"]
+
+
+def test_tokens_made_of_places_alone_are_read_where_they_join() -> None:
+    """Qi et al. 2020, ProphetNet: streams of what is to be predicted start as places, behind the tokens."""
+
+    class Streams(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.places = nn.Embedding(101, 32), nn.Embedding(512, 32)
+            self.kind = nn.Parameter(torch.randn(32))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            own = self.places(torch.arange(ids.shape[1]) + 1).expand(*ids.shape, -1)
+            return torch.cat((self.embed(ids), own + self.kind), 1)
+
+    (encoding,) = found(Streams())
+    assert isinstance(encoding, Learned)
+    assert (encoding.leaves, encoding.parameters["first_row"]) == (["places.weight"], 1)

@@ -321,3 +321,16 @@ def test_absurd_numbers_of_layers_and_experts(key: str, taken: int, refused: int
     pretrained._refuse_endless("folder", Config({key: taken}))
     with pytest.raises(LoadError, match=f"{key} is above"):
         pretrained._refuse_endless("folder", Config({key: refused}))
+
+
+def test_a_class_of_text_is_made_of_the_text_section(tmp_path: Path) -> None:
+    """As AutoModelForCausalLM takes it: Qwen3_5ForCausalLM is made of a Qwen3_5Config's text_config."""
+    if not hasattr(transformers, "Qwen3_5ForCausalLM"):
+        pytest.skip("this transformers has no Qwen 3.5")
+    text = {**SMALL, "head_dim": 8, "num_key_value_heads": 1, "layer_types": ["full_attention"] * 2}
+    values = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForCausalLM"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    model = built(open_target(tmp_path))
+    assert type(model).__name__ == "Qwen3_5ForCausalLM"
+    assert type(model.config).__name__ == "Qwen3_5TextConfig"
+    assert model.config.hidden_size == SMALL["hidden_size"]  # type: ignore[union-attr]
