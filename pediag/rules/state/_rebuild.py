@@ -111,7 +111,7 @@ class Served:
 
     def due(self) -> Floats:
         """The declared frequencies (r/2,) that are nearest to the built ones."""
-        found = list(_references(self.meant, self.built))
+        found = list(references(self.meant, self.built))
         return min(found, key=lambda reference: apart(self.built.w, reference))
 
 
@@ -321,18 +321,18 @@ def _nearest(spoken: list[Meant], item: Built, taken: set[int]) -> Meant | None:
         fitting = [one for one in fitting if one.width]
     free = [one for one in fitting if id(one.declared) not in taken] or fitting
     distances = [
-        (min((apart(item.w, ref) for ref in _references(one, item)), default=math.inf), one) for one in free
+        (min((apart(item.w, ref) for ref in references(one, item)), default=math.inf), one) for one in free
     ]
     sound = [pair for pair in distances if pair[0] < math.inf]
     return min(sound, key=lambda pair: pair[0])[1] if sound else None
 
 
 def _agrees(one: Meant, item: Built) -> bool:
-    return any(item.is_(reference, one.base) for reference in _references(one, item))
+    return any(item.is_(reference, one.base) for reference in references(one, item))
 
 
-def _references(one: Meant, item: Built) -> Iterator[Floats]:
-    """The declared frequencies at each length that the numbers may be of."""
+def references(one: Meant, item: Built) -> Iterator[Floats]:
+    """The declared frequencies (r/2,) at each length that the numbers may be of."""
     lengths: tuple[int | None, ...] = item.lengths if one.kind in BY_LENGTH else (None,)
     for length in lengths:
         reference = one.frequencies(item.encoding.width, length)

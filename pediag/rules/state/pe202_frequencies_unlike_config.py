@@ -19,13 +19,14 @@ Frequencies that were read off a finished table may be off by four of its roundi
 The error is given as ``max |w_i - f_i| / f_i`` and as ``max |w_i - f_i| (L - 1)`` in radians at the last token.
 
 Where several declarations stand (layers of two types, two models), a rotation that agrees with any of them is right;
-another is compared with the nearest that nothing serves yet. Sections about other models (vision, audio, a patcher) and
-bases that the class assumes may be agreed with, and accuse nothing.
+another is compared with the nearest that nothing serves yet. Where every layer ran and turns, all rotations agree with
+some declaration, and none has what is declared for one type of layers, those layers turn by another's. Sections about
+other models (vision, audio, a patcher) and bases that the class assumes may be agreed with, and accuse nothing.
 
 ## Known limits
 
-- Which layers use which declaration is not checked here, nor how many channels turn (PE407): a rotation of another
-  width than the declared one is not judged.
+- Which layers use which declaration is not checked where each is used by some, nor how many channels turn (PE407): a
+  rotation of another width than the declared one is not judged.
 - Right base and other scaling is PE203; values that no formula gives because memory was never filled are PE201;
   a rounding to half precision is PE602, and what the rounded numbers stand for is compared here.
 - Bases said twice that disagree are PE109; numbers that agree with one of them are silent here.
@@ -48,11 +49,12 @@ Pass the declared base to where the frequencies are computed, or declare the bas
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import Facets, NotApplicable, rule
-from pediag.rules.state import _known, _rebuild
+from pediag.rules.state import _known, _rebuild, _types
 from pediag.rules.state._rebuild import Served
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ def check(facets: Facets) -> Iterator[Finding]:
     for item in served:
         if not item.same and item.meant.base_at and _known.of_scaling(item) is None:
             yield _finding(facets, item)
+    for one in _types.unserved(facets):
+        yield _of_another_type(facets, one)
 
 
 def _unread(facets: Facets) -> Iterator[Finding]:
@@ -125,5 +129,23 @@ def _finding(facets: Facets, item: Served) -> Finding:
         evidence=Evidence(off.phase, 0.0, off.limit, "rad", facets.seq_len),
         fix=Fix(_rebuild.advice(facets, item, item.meant.base_at)),
         severity=_rebuild.severity(item),
+        scheme="rotary",
+    )
+
+
+def _of_another_type(facets: Facets, one: _types.Unserved) -> Finding:
+    """Layers of one type turn as those of another should."""
+    item = replace(one.instead, meant=one.meant, same=False)
+    off, last = _rebuild.off(facets, item), max(facets.seq_len - 1, 1)
+    words = one.layer_type.replace("_", " ")
+    return Finding(
+        message=(
+            f"No rotation has what {one.meant.base_at} declares for layers of {words}, {_known.named(one.meant)}: all "
+            f"turn by {_known.named(one.instead.meant)}, {off.told(last)}."
+        ),
+        effect=_rebuild.effect(facets, item, off),
+        where=_rebuild.where(facets, item),
+        evidence=Evidence(off.phase, 0.0, off.limit, "rad", facets.seq_len),
+        fix=Fix(_rebuild.advice(facets, item, one.meant.base_at)),
         scheme="rotary",
     )
