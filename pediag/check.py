@@ -75,7 +75,7 @@ class Options:
     trust: Allowed = False
     gather: bool = False
     cache: tuple[CacheSpec, ...] = ()
-    beside: Callable[[Facets, Target], None] | None = None
+    beside: Callable[[Facets], None] | None = None
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ def check(
     """
     rules = registry.select(registry.split(select), registry.split(ignore, "ignore"))
     options = _options(seq_len, train_len, dtype, config, inputs, trust, gather)
-    with beside(optimizer, ranks) as add:
+    with beside(target, optimizer, ranks) as add:
         options = replace(options, cache=_cache_specs(cache), beside=add)
         return _report(target, rules, options, progress, reference, pictures=pictures)
 
@@ -252,7 +252,7 @@ def _judged(
     opened = target if isinstance(target, Target) else open_target(target, config=declared, trust=trust)
     seen = _run_as_theirs(opened, options, step)
     if options.beside is not None:
-        options.beside(seen.facets, opened)
+        options.beside(seen.facets)
     if reference is not None:
         _refer(seen, reference, options, step)
     step.step("checking rules")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,11 @@ from pediag.errors import UsageError
 
 if TYPE_CHECKING:
     from pediag.rules.rule import Facets
-    from pediag.targets import Target
     from pediag.trace.ranks import Gathers, RankState
 
 
 @contextmanager
-def beside(optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets, Target], None] | None]:
+def beside(model: Any, optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets], None] | None]:
     """What adds the optimisers and the ranks to the facets of a target; None where neither is given.
 
     Raises UsageError for what is no optimiser, and where there are no ranks.
@@ -23,17 +23,21 @@ def beside(optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets, 
     if optimizer is None and ranks is False:
         yield None
         return
-    from pediag.targets.code.optimizers import listed
+    from pediag.targets.code.optimizers import innermost, listed, optimised
     from pediag.trace.ranks import Ranks, tell
 
     optimizers = listed(optimizer) if optimizer is not None else []
+    if optimizers:
+        if isinstance(model, (str, os.PathLike)):
+            raise UsageError("optimizer goes with a live model: pediag.check(model, optimizer=optimizer)")
+        innermost(model)
     exchange = Ranks() if ranks is True else ranks or None
     answered = False
 
-    def add(facets: Facets, target: Target) -> None:
+    def add(facets: Facets) -> None:
         nonlocal answered
         if optimizers:
-            facets.optimised = _optimised(optimizers, target)
+            facets.optimised = optimised(optimizers, model)
         if exchange is not None:
             mine = held(facets, exchange)
             answered = True
@@ -48,14 +52,6 @@ def beside(optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets, 
     finally:
         if ranks is True and isinstance(exchange, Ranks):
             exchange.close()
-
-
-def _optimised(optimizers: list[Any], target: Target) -> Any:
-    from pediag.targets.code.optimizers import optimised
-
-    if target.module is None:
-        raise UsageError("optimizer goes with a live model: pediag.check(model, optimizer=optimizer)")
-    return optimised(optimizers, target.module)
 
 
 def held(facets: Facets, exchange: Gathers) -> RankState:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pediag.errors import UsageError
-from pediag.watching.run import Watch
+from pediag.watching.run import Watch, counted
 
 
 def _callback() -> Any:
@@ -40,14 +40,25 @@ class WatchCallback(_Callback):
         self.model = model
         self.options = options
         self.watch: Watch | None = None
+        self.counts = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the watch."""
         self._close()
-        optimizers = list(trainer.optimizers)
+        optimizers, self.counts = counted(list(trainer.optimizers) or None)
         options = {"first_step": int(trainer.global_step), **self.options}
-        self.watch = Watch(network(pl_module, self.model), optimizers or None, **options)
+        self.watch = Watch(network(pl_module, self.model), optimizers, **options)
         self.watch.__enter__()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Look at the gradients where the optimiser does not tell of its steps."""
+        if self.counts and self.watch is not None:
+            self.watch.before_step()
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Count a step where the optimiser does not tell of it."""
+        if self.counts and self.watch is not None and trainer.global_step > self.watch.steps:
+            self.watch.after_step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the watch."""

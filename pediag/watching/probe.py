@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,24 @@ from pediag.watching.subjects import Spot, Subjects
 
 _FUSED = "_scaled_dot_product"
 _SOFTMAX = frozenset(("_softmax", "_safe_softmax"))
+
+
+class Hook:
+    """A hook that stays behind where a model is copied or saved while it is on: the copy has one that does nothing."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Call what stands behind it."""
+        self.call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Hook], tuple[Any, ...]]:
+        return Hook, (_nothing,)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 class Probe:
@@ -56,8 +75,8 @@ class Probe:
         self._seen.clear()
         for path, module in self.places.items():
             before, after = self._entering(path), self._leaving(path)
-            self._hooks.append(module.register_forward_pre_hook(before))
-            self._hooks.append(module.register_forward_hook(after, always_call=True))
+            self._hooks.append(module.register_forward_pre_hook(Hook(before)))
+            self._hooks.append(module.register_forward_hook(Hook(after), always_call=True))
 
     def disarm(self) -> None:
         """Take every hook off."""

@@ -22,18 +22,19 @@ from pediag.rules.registry import find
 from pediag.rules.rule import Facets, NotApplicable
 from pediag.rules.run import run
 from pediag.targets import InputSpec
-from pediag.targets.code.bare import bare
 from pediag.targets.code.optimizers import innermost, listed, optimised
 from pediag.trace.ranks import Ranks, RankState, state
 from pediag.version import __version__
 from pediag.watching import findings, measures
 from pediag.watching.constants import Constants
-from pediag.watching.probe import Probe
+from pediag.watching.probe import Hook, Probe
 from pediag.watching.subjects import Held, Spot, Subjects, given_positions, subjects
 from pediag.watching.writers import SCHEMA_VERSION, JsonLines, TensorBoard, Writer
 
 LEAST_STEPS = 20
 """Steps after which a table that has not moved is told; warm-up starts at a rate of 0."""
+
+LOOK = "the look at the model"
 
 OTHERS = 4
 """Parameters beside those of positions that are kept to tell whether training moves anything."""
@@ -92,17 +93,17 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._open:
             raise UsageError("this watch is already running; make another one")
-        self._writers = list(self._made_writers())
-        self._open, self._began = True, time.perf_counter()
         if self._ranks_wanted is True:
             self._ranks = Ranks()
-        self._quietly("the look at the model", self._look)
+        self._writers = list(self._made_writers())
+        self._open, self._began = True, time.perf_counter()
+        self._quietly(LOOK, self._look)
         self._quietly("ranks", self._compare_ranks)
         if self.optimizers:
             counting = self.optimizers[0]
             self._hooks = [
                 counting.register_step_pre_hook(lambda *_: self.before_step()),
-                counting.register_step_post_hook(lambda *_: self._stepped()),
+                counting.register_step_post_hook(lambda *_: self.after_step()),
             ]
         self._arm()
         self._cost = time.perf_counter() - self._began
@@ -187,7 +188,7 @@ class Watch:
         """What the optimisers do with positions."""
         if not self.optimizers:
             return
-        facets.optimised = optimised(self.optimizers, bare(self.model)[0])
+        facets.optimised = optimised(self.optimizers, self.root)
         for outcome in run([find("PE803")], facets):
             for finding in outcome.findings:
                 self._tell(finding)
@@ -199,14 +200,15 @@ class Watch:
         if self.optimizers:
             raise UsageError("steps are counted by the optimiser; call step() only where none was given")
         self.before_step()
-        self._stepped()
+        self.after_step()
 
     def before_step(self) -> None:
         """Look at the gradients, if the step that comes is one that is measured."""
         if self._open and self._measured(self.steps + 1):
             self._timed("gradients", self._look_at_gradients)
 
-    def _stepped(self) -> None:
+    def after_step(self) -> None:
+        """Count a step that was taken, and measure it if it is one of those."""
         if not self._open:
             return
         self.steps += 1
@@ -227,7 +229,7 @@ class Watch:
         if self._probe is not None and "activations" not in self._off:
             self._probe.arm()
         if self._ranks is not None and self._ranks.sequence and self._ranks.position_ids is None:
-            self._listening = self.root.register_forward_pre_hook(self._take_ids, with_kwargs=True)
+            self._listening = self.root.register_forward_pre_hook(Hook(self._take_ids), with_kwargs=True)
 
     def _take_ids(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         found = given_positions(module, args, kwargs)
@@ -353,11 +355,12 @@ class Watch:
         self._told.add(key)
         self.findings.append(finding)
         self._write(findings.as_record(finding, self.steps))
-        self._warn(f"{finding.code} {finding.name}: {finding.message} {finding.fix.summary}")
+        place = (finding.where.file or "pediag.watch", finding.where.line or 1)
+        self._warn(f"{finding.code} {finding.name}: {finding.message} {finding.fix.summary}", place)
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str, place: tuple[str, int] = ("pediag.watch", 1)) -> None:
         with suppress(PediagWarning):  # where warnings are errors, training goes on all the same
-            warnings.warn(text, PediagWarning, stacklevel=2)
+            warnings.warn_explicit(text, PediagWarning, *place)
 
     def _write(self, record: dict[str, Any]) -> None:
         for writer in list(self._writers):
@@ -387,6 +390,8 @@ class Watch:
         self._off.add(part)
         if part == "ranks":
             self._ranks = None
+        if part == LOOK:
+            self._write(self._beginning(type(self.root).__name__, ["the model could not be looked at"]))
         self._write({"kind": "problem", "step": self.steps, "part": part, "message": _told(error)})
         self._warn(f"pediag.watch: {part} is not watched any more: {_told(error)}")
 
@@ -424,3 +429,11 @@ def _compiled(model: Any) -> bool:
         part.__dict__.get("_compiled_call_impl") is not None or type(part).__name__ == "OptimizedModule"
         for part in parts
     )
+
+
+def counted(optimizer: Any) -> tuple[Any, bool]:
+    """The optimiser, and whether somebody else has to count its steps: one that is not of torch.optim tells nothing."""
+    try:
+        return (listed(optimizer), False) if optimizer is not None else (None, True)
+    except UsageError:
+        return None, True

@@ -116,3 +116,20 @@ def test_a_part_that_is_not_there():
     assert network(made_of) is made_of and network(made_of, "net") is made_of.net
     with pytest.raises(UsageError, match="has no part of this name"):
         network(made_of, "body")
+
+
+def test_an_optimiser_that_tells_nothing_is_counted_by_the_callback(tmp_path):
+    pytest.importorskip("transformers")
+    from types import SimpleNamespace
+
+    from pediag.watching.transformers import WatchCallback
+
+    model, callback = made(Learned), WatchCallback(every=1, log=tmp_path / "run.jsonl")
+    state = SimpleNamespace(global_step=3)
+    callback.on_train_begin(None, state, None, model=model, optimizer=SimpleNamespace(param_groups=[]))
+    model(batch()).logsumexp(-1).mean().backward()
+    callback.on_pre_optimizer_step(None, state, None)
+    callback.on_optimizer_step(None, state, None)
+    callback.on_train_end(None, state, None)
+    assert kinds(tmp_path / "run.jsonl") == [("start", 3), ("step", 4), ("end", 4)]
+    assert callback.watch.last["gradient"]["share"] > 0

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import warnings
@@ -354,3 +355,47 @@ def test_gradient_scaling_and_checkpointing():
         scaler.update()
     assert watch.steps == 1 and 0 < watch.last["gradient"]["share"] < 1
     assert hooks(model) == 0
+
+
+def test_a_copy_of_the_model_takes_no_hook_along(tmp_path):
+    model = made(Learned)
+    optimizer = adamw(model)
+    with pediag.watch(model, optimizer, every=1) as watch:
+        copied = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        copied(batch())
+        assert watch._probe.scale == {}
+        model(batch())
+        assert watch._probe.scale
+    assert hooks(model) == 0
+    torch.load(tmp_path / "model.pt", weights_only=False)(batch())
+
+
+def test_a_warning_points_at_the_line_of_the_user():
+    model = made(Learned, 60.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with pytest.warns(PediagWarning, match="PE301") as caught:
+        with pediag.watch(model, optimizer, every=1):
+            for _ in train(model, optimizer, 1):
+                pass
+    assert Path(caught[0].filename).name == "_models.py"
+
+
+def test_a_model_that_was_not_seen_still_has_a_whole_log(tmp_path):
+    class Nothing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(2))
+
+    model = Nothing()
+    optimizer = adamw(model)
+    with pytest.warns(PediagWarning, match="the look at the model"):
+        with pediag.watch(model, optimizer, every=1, log=tmp_path / "run.jsonl"):
+            model.one.grad = torch.ones(2)
+            optimizer.step()
+    assert [record["kind"] for record in records(tmp_path / "run.jsonl")] == [
+        "start",
+        "problem",
+        "step",
+        "end",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ def optimised(optimizers: Any, model: nn.Module) -> Optimised:
         for index, group in enumerate(optimizer.param_groups):
             made = _group(optimizer, index, group)
             held.update({id(parameter): made for parameter in group["params"]})
-    named = [(name, id(item)) for name, item in model.named_parameters(remove_duplicate=False)]
+    named = [(name, id(item)) for name, item in parameters(model)]
     found = {name: held[key] for name, key in named if key in held}
     return Optimised(found, len(held.keys() - {key for _, key in named}))
 
@@ -64,6 +65,17 @@ def unwrapped(optimizer: Any) -> optim.Optimizer:
             f"optimizer must be a torch.optim.Optimizer or a list of them; got a {type(optimizer).__name__}"
         )
     return optimizer
+
+
+def parameters(model: nn.Module, before: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter under each of its names, which are those without the wrappers, at the root and deeper."""
+    while (inner := inside(model)) is not None:
+        model = inner
+    for name, parameter in model._parameters.items():
+        if parameter is not None:
+            yield before + name, parameter
+    for name, part in model.named_children():
+        yield from parameters(part, f"{before}{name}.")
 
 
 def _group(optimizer: optim.Optimizer, index: int, group: dict[str, Any]) -> Group:
