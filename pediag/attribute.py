@@ -173,12 +173,11 @@ class _Run:
                     texts.append(self._attributed(fed, of, baseline, steps))
                 if attention:
                     maps.append(self._map(fed))
+        notes = [*told, *_rounded(self.model), *self.known.notes]
         facets.seq_len = max(fed.length for fed in self.listed)
         facets.attributions, facets.attention = texts or None, maps or None
         outcomes = run(registry.select(RULES), facets)
-        return Attribution(
-            self.known.info, facets.encodings, texts, maps, outcomes, [*told, *self.known.notes]
-        )
+        return Attribution(self.known.info, facets.encodings, texts, maps, outcomes, notes)
 
     def _trace(self, length: int) -> Trace:
         facets = self.known.facets
@@ -222,6 +221,22 @@ class _Run:
         return attention_map(
             Runner(self.model, fed.args, fed.kwargs), fed.words, fed.separators(), expected=expected
         )
+
+
+def _rounded(model: nn.Module) -> list[str]:
+    """A note on a model that computes in a half precision."""
+    import torch
+
+    halves = {
+        str(item.dtype).removeprefix("torch.")
+        for item in model.parameters()
+        if item.dtype in (torch.float16, torch.bfloat16)
+    }
+    if not halves:
+        return []
+    return [
+        f"the model computes in {' and '.join(sorted(halves))}, whose rounding is in the deltas: give model.float()"
+    ]
 
 
 def _silent(text: str) -> None:

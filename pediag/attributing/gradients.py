@@ -56,9 +56,8 @@ def method() -> Any:
             warnings.simplefilter("ignore")
             from captum.attr import IntegratedGradients
     except ImportError as error:
-        raise UsageError(
-            ABSENT if error.name == "captum" else f"captum cannot be imported: {error}"
-        ) from None
+        absent = (error.name or "").partition(".")[0] == "captum"
+        raise UsageError(ABSENT if absent else f"captum cannot be imported: {error}") from None
     return IntegratedGradients
 
 
@@ -133,19 +132,16 @@ class _Way:
 
     def _forward(self, *variables: torch.Tensor) -> torch.Tensor:
         plain = [variable[0] for variable in variables]
+        value = self.score(plain)
+        if torch.is_grad_enabled() and not value.requires_grad and self.slots[0].side == "token":
+            raise UsageError(
+                "the output has no gradient: take torch.no_grad() or .detach() out of forward to attribute it"
+            )
         # A variable that nothing reads has the gradient zero.
-        return (self.score(plain) + 0.0 * torch.stack([one.sum() for one in plain]).sum()).reshape(1)
+        return (value + 0.0 * torch.stack([one.sum() for one in plain]).sum()).reshape(1)
 
 
 def _attribute(captum: Any, inputs: Any, starts: Any) -> tuple[torch.Tensor, ...]:
-    try:
-        with warnings.catch_warnings(), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            made = captum.attribute(inputs, starts, n_steps=STEPS, internal_batch_size=1)
-    except RuntimeError as error:
-        if "does not require grad" not in str(error):
-            raise
-        raise UsageError(
-            "the output has no gradient: take torch.no_grad() or .detach() out of forward to attribute it"
-        ) from None
-    return tuple(made)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        return tuple(captum.attribute(inputs, starts, n_steps=STEPS, internal_batch_size=1))

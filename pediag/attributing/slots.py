@@ -46,6 +46,7 @@ class Slot:
     radius: torch.Tensor | None = None
     given: int | None = None
     dtype: torch.dtype | None = None
+    device: torch.device | None = None
     path: str = ""
 
     @property
@@ -221,14 +222,25 @@ def token_slots(where: Found, inputs: Sequence[torch.Tensor], baseline: Baseline
     """The slots of tokens: what is looked up for them in tables, or else the numbers that are given for them."""
     slots = []
     for one in where.lookups:
-        tensor = one.rows.float()
-        start, told = _token_start(tensor, one.table.float(), baseline)
-        slots.append(Slot("token", tensor, start, (one.axis,), [[one.use]], path=told, dtype=one.rows.dtype))
+        tensor = one.rows.float().cpu()
+        start, told = _token_start(tensor, one.table.float().cpu(), baseline)
+        slots.append(
+            Slot(
+                "token",
+                tensor,
+                start,
+                (one.axis,),
+                [[one.use]],
+                path=told,
+                dtype=one.rows.dtype,
+                device=one.rows.device,
+            )
+        )
     if slots:
         return slots
     for item in inputs:
         if item.is_floating_point() and item.dim() >= 2:
-            tensor = item.detach().float()
+            tensor = item.detach().float().cpu()
             start = torch.zeros_like(tensor)
             if baseline != "zero":
                 start = tensor.mean(_token_axis(tensor)[0], keepdim=True).expand_as(tensor).clone()
@@ -243,6 +255,7 @@ def token_slots(where: Found, inputs: Sequence[torch.Tensor], baseline: Baseline
                     given=id(item),
                     path=told,
                     dtype=item.dtype,
+                    device=item.device,
                 )
             )
     return slots
@@ -265,7 +278,7 @@ def substitutes(
     values: dict[Use, torch.Tensor] = {}
     inputs: dict[int, torch.Tensor] = {}
     for slot, variable in zip(slots, variables, strict=True):
-        made = [value if slot.dtype is None else value.to(slot.dtype) for value in slot.values(variable)]
+        made = [value.to(slot.device, slot.dtype) for value in slot.values(variable)]
         if slot.given is not None:
             inputs[slot.given] = made[0]
         for uses, value in zip(slot.uses, made, strict=False):

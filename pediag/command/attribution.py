@@ -59,6 +59,7 @@ Given = Annotated[
 Of = Annotated[
     str | None,
     typer.Option(
+        "--of",
         "--target",
         metavar="WHAT",
         help="What is attributed: next, mask, mean, first, class, or an index. Else the output decides.",
