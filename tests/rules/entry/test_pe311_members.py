@@ -142,3 +142,28 @@ def test_one_rotary_module_under_two_names_that_makes_its_cache_longer() -> None
             return x
 
     assert not findings(Shared().eval(), "PE311", 512)
+
+
+class Projected(nn.Module):
+    """Holds a parameter that nothing reads, 256 x the width of the tokens; another weight is 256 wide, or is not."""
+
+    class Hand(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(256, HEADS * D))
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.tokens, self.length, self.hand = nn.Embedding(107, HEADS * D), 256, Projected.Hand()
+        inner = 256 if wide else 250
+        self.places = nn.Embedding(512, HEADS * D)
+        self.feed = nn.Sequential(nn.Linear(HEADS * D, inner), nn.Linear(inner, HEADS * D))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.feed(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_lies_between_two_widths_may_be_a_projection(wide: bool) -> None:
+    told = [item for item in findings(Projected(wide).eval(), "PE311", 256) if "hand.weight" in item.message]
+    assert bool(told) is not wide
