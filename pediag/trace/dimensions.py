@@ -19,6 +19,17 @@ def dimensions(model: nn.Module) -> set[int]:
     return dims
 
 
+def kernels(model: nn.Module) -> set[str]:
+    """Names of the weights of convolutions and linear layers: whatever their sizes, no table of places."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.Linear)
+    return {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        if isinstance(module, kinds)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
 def free(size: int, dims: set[int]) -> bool:
     """Whether a length, and what is usually made of one, can be told from every size of ``dims``."""
     around = {size, size - 1, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}

@@ -19,7 +19,7 @@ from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.depth import first_layers, present
 from pediag.trace.devices import device_of
-from pediag.trace.dimensions import dimensions, free, lengths_of
+from pediag.trace.dimensions import dimensions, free, kernels, lengths_of
 from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, laborious, stopped, too_long
 from pediag.trace.functions import Functions
@@ -110,7 +110,7 @@ class Session:
         self._maker: Callable[[Sizes], Candidate] | None = None
         self._places: set[int] = set()
         self._fixed = False
-        self._dims = dimensions(model)
+        self._dims, self._kernels = dimensions(model), kernels(model)
 
     def _build(self) -> nn.Module:
         assert self.target.build is not None
@@ -399,7 +399,7 @@ class Session:
         plain = plain_attributes(self.model)
         recorder.plain_attributes = {key: name for key, (name, _) in plain.items()}
         for name, fake in self.fakes.items():
-            recorder.give(fake, self._entering(graph, self.leaves[name], fake, lengths))
+            recorder.give(fake, self._entering(graph, name, fake, lengths))
         arguments = [self.make(recorder, item, sizes) for item in candidate.args]
         keywords = {name: self.make(recorder, item, sizes) for name, item in candidate.kwargs.items()}
         beside = self.make(recorder, candidate.beside, sizes)
@@ -414,9 +414,10 @@ class Session:
         classify(trace, structural)
         return trace
 
-    def _entering(self, graph: Graph, leaf: Node, fake: torch.Tensor, lengths: Lengths) -> Node:
+    def _entering(self, graph: Graph, name: str, fake: torch.Tensor, lengths: Lengths) -> Node:
         """A stored tensor as it enters a pass; one with a row for each of a fixed number of places moves."""
-        axis, places = row_axis(leaf.shape), self._places & lengths.sequence
+        leaf, places = self.leaves[name], self._places & lengths.sequence
+        axis = row_axis(leaf.shape) if name not in self._kernels else -1
         numbers = leaf.dtype.is_floating_point or leaf.dtype.is_complex
         if axis < 0 or leaf.shape[axis] not in places or not numbers:
             return leaf

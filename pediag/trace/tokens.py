@@ -58,7 +58,7 @@ def attended(trace: Trace, model: nn.Module) -> set[int]:
 def _behind_prefixes(trace: Trace, places: set[int]) -> Iterator[int]:
     """Places but for a few at one end (a class token, registers), where a table with a row each turns them."""
     for node in trace.graph.nodes:
-        if node.op_name != "mul" or node.provenance is not Provenance.CONTENT:
+        if node.op_name not in ("mul", "add") or node.provenance is not Provenance.CONTENT:
             continue
         content = _contents(node)
         for table in (item for item in node.inputs() if item.provenance is not Provenance.CONTENT):
