@@ -70,6 +70,7 @@ class Probe:
     def arm(self) -> None:
         """Look at the next forward pass."""
         self.disarm()
+        self._thread = threading.get_ident()
         self.scale, self.attention = {}, {}
         self._turns.clear()
         self._seen.clear()

@@ -81,6 +81,7 @@ class Watch:
         self._constants = Constants([])
         self._probe: Probe | None = None
         self._start: dict[str, torch.Tensor] = {}
+        self._from_zero: set[str] = set()
         self._others: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._ids: Any = None
         self._listening: Any = None
@@ -150,7 +151,9 @@ class Watch:
         for held in self._watched.tables:
             tensor = held.now()
             if tensor is not None:
-                self._start[held.name] = measures.local(tensor).clone()
+                self._start[held.name] = start = measures.local(tensor).clone()
+                if not bool(start.any()):  # it has to grow first: its size at the beginning tells nothing
+                    self._from_zero.add(held.encoding)
         self._keep_others()
         self._probe = (
             None if _compiled(self.model) else Probe(self.root, self._watched, attention=self.attention)
@@ -298,7 +301,8 @@ class Watch:
         assert self._probe is not None
         by_name: dict[str, Spot] = {spot.name: spot for spot in self._watched.spots}
         for name, ratio in self._probe.scale.items():
-            self._tell(findings.scale(by_name[name], ratio, self.steps))
+            if by_name[name].encoding not in self._from_zero:
+                self._tell(findings.scale(by_name[name], ratio, self.steps))
 
     def _judge_tables(self, tables: dict[str, dict[str, Any]]) -> None:
         count = self.steps - self.first_step

@@ -399,3 +399,11 @@ def test_a_model_that_was_not_seen_still_has_a_whole_log(tmp_path):
         "step",
         "end",
     ]
+
+
+def test_a_table_that_starts_at_zero_has_to_grow_first():
+    model = made(Learned, 0.0)
+    watch, warned = run(model, torch.optim.SGD(model.parameters(), lr=1e-3), 3, every=1)
+    (ratio,) = watch.last["scale"].values()
+    assert 0 < ratio < 0.1 and warned == []
+    assert watch.last["tables"]["where"] == {"drift": None, "rank": pytest.approx(8, abs=8), "moved": True}
