@@ -15,7 +15,7 @@ help:
 	@echo 'make lint    ruff and mypy'
 	@echo 'make format  let ruff rewrite what it can'
 	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
-	@echo 'make zoo     judge the text models of transformers and write docs/zoo.md (half an hour)'
+	@echo 'make zoo     judge the models of transformers and of other libraries and write docs/zoo.md (an hour)'
 	@echo 'make corpus  judge reported and planted faults beside healthy twins and write docs/corpus.md (half an hour)'
 	@echo 'make docs    write docs/rules from the rules'
 	@echo 'make clean   remove .venv and caches'
@@ -49,12 +49,20 @@ format: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-zoo: $(STAMP)
-	@$(BIN)/python -m fixtures.zoo --markdown docs/zoo.md
+# The libraries of the zoo are optional: each that cannot be installed is told as skipped. They lie in a folder of their
+# own and come without their dependencies, some of which would bring another torch.
+ZOO := $(VENV)/zoo
+ZOO_LIBRARIES := timm torchvision x-transformers rotary-embedding-torch litgpt lightning lightning-utilities \
+  torchmetrics jsonargparse einops einx frozendict loguru torch-einops-utils
+zoo: $(STAMP) $(ZOO)/.installed
+	@PYTHONPATH=$(CURDIR)/$(ZOO) $(BIN)/python -m fixtures.zoo --markdown docs/zoo.md
 
-corpus: $(STAMP)
-	@$(BIN)/python -m fixtures.corpus --markdown docs/corpus.md
-	@$(BIN)/python -m fixtures.mutants --markdown docs/corpus.md
+$(ZOO)/.installed: constraints.txt $(STAMP)
+	@for name in $(ZOO_LIBRARIES); do \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(ZOO) $$name || \
+	    echo "zoo: $$name is not installed"; \
+	done
+	@mkdir -p $(ZOO) && touch $@
 
 docs: $(STAMP)
 	@$(BIN)/python -m pediag.report.pages docs/rules

@@ -138,6 +138,8 @@ class Wave:
         independent = min(self.t.size, INDEPENDENT_ROWS) / self.t.size
         sigma = spread / math.sqrt(self.weight * independent) / np.abs(rates)
         allowed = np.maximum(SIGMAS * sigma, NOISE_FLOOR)
+        if not (np.isfinite(logs).all() and np.isfinite(allowed).all()):
+            return 1.0, rates, None, "free"
         slope, level = (float(v) for v in np.polyfit(index, logs, 1, w=1.0 / allowed))
         off = np.abs(logs - level - slope * index)
         if slope >= 0 or np.any(off > np.maximum(SERIES_RTOL, allowed)):

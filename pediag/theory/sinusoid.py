@@ -143,6 +143,8 @@ def _read(rows: FloatArray, spots: FloatArray, columns: _Columns, width: int) ->
     if not wave.round:
         return None
     slopes = wave.slopes()
+    if not np.isfinite(slopes).all():
+        return None
     for sin_first in (True, False) if slopes[0] > 0 else (False, True):
         seen, rates = (wave, slopes) if sin_first else (wave.swapped(), -slopes)
         fit = seen.fit(rates, (width, 2 * columns.half), 2 * (columns.half - 1))
