@@ -3,7 +3,8 @@
 ## What it does
 
 Looks for equal rows among those that positions below ``seq_len`` read: of learned tables, of sinusoids and of the
-cosines and sines of rotations that are stored.
+cosines and sines of rotations that are stored. Also for ids that forward computes of which several tokens have the
+same: clamped ones, and ones that start anew within the text.
 
 ## Why it matters
 
@@ -23,15 +24,22 @@ a column of a grid, and is silent where another encoding tells such positions ap
 longer by tiling, as in Longformer, before training) or, for a row that stands several times side by side, a warning.
 One that repeats rows kept for padding along with the others is an error.
 
+Computed ids are those that a lookup or the angles of a rotation take, N whole numbers of a text of N tokens. Where all
+encodings of a part of a model together give two tokens the same ids it is an error, or a warning where ids start anew
+throughout with one period. Ids that each stand a number of times side by side are meant (an id a step, a row of a
+grid), and so is one id for all (PE305). Silent where any encoding knows distances.
+
 ## Known limits
 
 - A table whose rows are all equal is one that was filled with a constant and not trained yet.
 - Found with projections on random directions: of nearly equal rows about one pair in a thousand may be missed.
-- Which rows ids pick is PE208; rows beyond the table are PE502.
+- Stored ids are PE208; rows beyond the table, also where ids are clamped to its end, PE502; ids that a half format
+  rounds PE601. Ids that come with the input are not judged.
 
 ## Fix
 
 Interpolate a learned table instead of copying and fine-tune it; compute a sinusoid anew, with positions in float32.
+Let ids count up to the end of the text, and refuse longer ones.
 
 ## References
 
@@ -47,9 +55,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pediag.rules.finding import Evidence, Finding, Fix, Severity
-from pediag.rules.rule import Facets, rule
-from pediag.rules.state import _alike, _rows
+from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
+from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.rules.state import _alike, _computed, _rows
+from pediag.rules.state._computed import Shared
 from pediag.rules.state._rows import Rows
 
 if TYPE_CHECKING:
@@ -92,8 +101,15 @@ class Repeats:
     references=("Beltagy et al. 2020, 2004.05150", "roberta2longformer issue 2"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
-    """One finding for each table."""
-    tables = _rows.tables(facets)
+    """One finding for each table, and for each line that gives several tokens one id."""
+    computed = [_of_ids(facets, item) for item in _computed.shared(facets) if _pattern_of(item) != "blocks"]
+    yield from computed
+    try:
+        tables = _rows.tables(facets)
+    except (NotApplicable, CouldNotCheck):
+        if computed:
+            return
+        raise
     found = [(table, _repeats(facets, table)) for table in tables]
     for table, repeats in found:
         if repeats is None or (
@@ -187,6 +203,10 @@ def _together(one: Rows, other: Rows) -> bool:
     return bool(first & {module.partition(".")[0] for module in other.encoding.modules})
 
 
+def _pattern_of(item: Shared) -> str:
+    return _pattern(item.of, np.ones(len(item.of), dtype=bool))[0]
+
+
 # -- what is said -------------------------------------------------------------------------------------------
 
 
@@ -209,6 +229,38 @@ def _finding(facets: Facets, table: Rows, repeats: Repeats) -> Finding:
         fix=Fix(_advice(table, repeats)),
         severity=_severity(table, repeats),
         scheme=table.encoding.scheme,
+    )
+
+
+def _of_ids(facets: Facets, item: Shared) -> Finding:
+    later = np.flatnonzero(item.of != np.arange(len(item.of)))
+    second = int(later[0])
+    first, count = int(item.of[second]), len(item.of)
+    pattern, period = _pattern(item.of, np.ones(count, dtype=bool))
+    node, encoding = item.node, item.encoding
+    again = f": they start anew every {period:,} tokens" if pattern == "tiled" else ""
+    frame = node.frame
+    return Finding(
+        message=(
+            f"Tokens {first:,} and {second:,} have the same position {int(item.ids[second]):,}: {len(later):,} of "
+            f"{count:,} have that of an earlier one{again}."
+        ),
+        effect=(
+            f"{encoding.id} ({encoding.scheme}) cannot tell them apart: at {count:,} tokens {count - len(later):,} "
+            "places are left."
+        ),
+        where=Where(
+            node.module or (encoding.modules[0] if encoding.modules else ""),
+            encoding.id,
+            frame.file if frame is not None else encoding.source_file,
+            frame.line if frame is not None else encoding.source_line,
+        ),
+        evidence=Evidence(len(later), 0, None, "tokens", facets.seq_len),
+        fix=Fix(
+            "Let positions count up to the end of the text, and refuse a text that is longer than the model takes."
+        ),
+        severity="warning" if pattern == "tiled" else None,
+        scheme=encoding.scheme,
     )
 
 
