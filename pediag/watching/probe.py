@@ -174,7 +174,14 @@ def _fits(spot: Spot, positions: torch.Tensor) -> bool:
 
 
 class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of one module's forward."""
+    """Sees every operation of one module's forward, and passes on those of higher order (FlexAttention) as they are."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled inside runs as it would without this mode."""
+        return True
 
     def __init__(self, probe: Probe, path: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +193,7 @@ class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = self.names.get(func)
         if name is None:
-            name = self.names[func] = op_name(func)
+            name = self.names[func] = op_name(func) if isinstance(func, torch._ops.OpOverload) else ""
         if name in self.wanted or name.startswith(_FUSED):
             self.probe.meet(self.path, func, name, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
