@@ -22,7 +22,7 @@ _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w./-]+\.(?:toml|json|yaml|py))\n")
 _STATUS = re.compile(r"exit status (\d)\b")
 _LOOSE = re.compile(r"^(?: {4}|\t)+(?:\$ )?(pediag [a-z].*)$", re.MULTILINE)
-_COMMANDS = "check|inspect|explain|rules|plan|diff|drift|config|bench-schemes"
+_COMMANDS = "check|inspect|explain|rules|plan|diff|drift|config|bench-schemes|attribute"
 
 
 @dataclass(frozen=True, slots=True)

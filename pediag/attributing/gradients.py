@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,9 @@ CANCELLED = 1e-3
 """Share of all attribution, signs left out, below which a change is one that cancelled out: the delta is then
 measured by that share."""
 
+ROUNDED = 1e-5
+"""Share of the number itself below which a change may be its rounding in float32, and counts as one of that size."""
+
 ABSENT = "captum is not installed, by which attributions are made: pip install captum"
 
 Score = Callable[[Sequence[torch.Tensor]], torch.Tensor]
@@ -43,10 +46,15 @@ class Integrated:
 
     @property
     def relative(self) -> float:
-        """The delta as a share of the change; of what cancels out, where there is next to no change."""
-        moved = sum(float(one.abs().sum()) for one in self.attributions)
-        whole = max(abs(self.value - self.reference), CANCELLED * moved)
+        """The delta as a share of the change."""
+        whole = _change(self.value, self.reference, self.attributions)
         return abs(self.delta) / whole if whole else 0.0
+
+
+def _change(value: float, reference: float, attributions: Iterable[torch.Tensor]) -> float:
+    """How far the number changes; where that cancels out, or is next to nothing, the size that deltas count by."""
+    moved = sum(float(one.abs().sum()) for one in attributions)
+    return max(abs(value - reference), CANCELLED * moved, ROUNDED * abs(value))
 
 
 def method() -> Any:
@@ -116,9 +124,8 @@ class _Way:
         return self._known[place]
 
     def change(self, parts: Sequence[_Part]) -> float:
-        """How far the number changes over the whole way; of what cancels out, where that is next to nothing."""
-        moved = sum(float(one.abs().sum()) for part in parts for one in part.attributions)
-        return max(abs(self.at(1.0) - self.at(0.0)), CANCELLED * moved)
+        """How far the number changes over the whole way."""
+        return _change(self.at(1.0), self.at(0.0), (one for part in parts for one in part.attributions))
 
     def part(self, a: float, b: float) -> _Part:
         """The attributions of the way from ``a`` to ``b``."""
