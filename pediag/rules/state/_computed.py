@@ -141,12 +141,17 @@ def _is_run(trace: Trace, node: Node) -> bool:
 
 
 def _numbers(trace: Trace, node: Node) -> Floats | None:
+    """The numbers of a value; None where they are not at hand, and of an operation that returns several."""
+    import torch
+
     from pediag.trace import Unavailable
 
     try:
-        return np.asarray(trace.value(node).detach().double().numpy())
+        value = trace.value.result(node)
     except Unavailable:
         return None
+    single = isinstance(value, torch.Tensor) and not value.is_complex()
+    return np.asarray(value.detach().double().numpy()) if single else None
 
 
 def _whole(trace: Trace, node: Node) -> Ints | None:

@@ -85,3 +85,12 @@ def test_ids_that_a_half_format_rounds_are_left_to_pe601() -> None:
     model = Decoder(lambda place: place.bfloat16().long(), turned=True)
     assert not findings(model, "PE210", 300)
     assert findings(model, "PE601", 300)
+
+
+def test_values_that_come_in_several_are_passed_over() -> None:
+    model = Decoder(
+        lambda place: torch.stack((place, place)).unbind()[0] + torch.split(place * 0, len(place))[0]
+    )
+    assert not findings(model, "PE210", N)
+    model.ids = lambda place: torch.split(place.clamp(max=39), len(place))[0]
+    assert findings(model, "PE210", N)
