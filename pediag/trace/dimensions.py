@@ -30,10 +30,14 @@ def kernels(model: nn.Module) -> set[str]:
     }
 
 
-def free(size: int, dims: set[int]) -> bool:
-    """Whether a length, and what is usually made of one, can be told from every size of ``dims``."""
+def free(size: int, dims: set[int], batch: int = 1) -> bool:
+    """Whether a length, and what is usually made of one, can be told from every size of ``dims``.
+
+    With ``batch`` also from texts and another axis (heads) behind one another.
+    """
     around = {size, size - 1, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
-    return not around & dims and all(dim % size for dim in dims)
+    folded = {near // batch for near in around if near % batch == 0}
+    return not (around | folded) & dims and all(dim % size for dim in dims)
 
 
 def lengths_of(candidate: Candidate, sizes: Sizes) -> Lengths:

@@ -111,6 +111,7 @@ class Session:
         self._places: set[int] = set()
         self._fixed = False
         self._dims, self._kernels = dimensions(model), kernels(model)
+        self._batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
 
     def _build(self) -> nn.Module:
         assert self.target.build is not None
@@ -360,16 +361,15 @@ class Session:
         return self._dims
 
     def _sizes(self, row: int) -> Sizes:
-        batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
         tokens = next(self._apart(row), _TOKENS[row][0])
         keys = next((size for size in _KEYS[row] if free(size, self._dims) and size != tokens), _KEYS[row][0])
-        return Sizes(batch, tokens, keys)
+        return Sizes(self._batch, tokens, keys)
 
     def _apart(self, row: int) -> Iterator[int]:
         """Lengths that the code takes and that equal no size of the model, the primes of the row first."""
         takes = self.target.takes
         if takes is None:
-            yield from (size for size in _TOKENS[row] if free(size, self._dims))
+            yield from (size for size in _TOKENS[row] if free(size, self._dims, self._batch if row else 1))
             return
         below = max(_TOKENS[row + 1], default=1) if row + 1 < len(_TOKENS) else 1
         others = range(max(_TOKENS[row]), below, -1)
