@@ -55,9 +55,9 @@ def attribute(
     """Attribute an output of a model to its positions and to its tokens, and map what its heads look at.
 
     ``target`` is a live module or what the command line takes. It runs on ``inputs`` (a tensor, a tuple, or a mapping
-    from names of arguments; a list of mappings for several) and on each of ``texts``, which ``tokenizer`` reads: the
-    one in the target's folder, unless a folder or an object is given; else on what ``example_inputs`` beside the
-    target gives for ``seq_len`` tokens.
+    from names of arguments; a list of mappings for several; of a batch each text by itself, without its padding) and on
+    each of ``texts``, which ``tokenizer`` reads: the one in the target's folder, unless a folder or an object is given;
+    else on what ``example_inputs`` beside the target gives for ``seq_len`` tokens, or on random tokens.
 
     ``of`` is the number that is attributed: a function of the output, an index of a class or of a token of the
     vocabulary, or one of "next", "mask", "mean", "first", "class"; without it the output decides. ``baseline`` is what
@@ -117,7 +117,8 @@ def _listed(
             "a text needs a tokenizer: none is beside the target; give --tokenizer FOLDER, or --input"
         )
     several = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], dict) else [inputs]
-    found = [tokens.of_inputs(one, model, reader) for one in several if one is not None]
+    rows = [row for one in several if one is not None for row in tokens.single(one)]
+    found = [tokens.of_inputs(row, model, reader) for row in rows]
     found += [tokens.of_text(line, reader, model) for line in lines if reader is not None]
     return found or [tokens.of_example(opened, model, length, reader)]
 

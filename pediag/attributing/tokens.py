@@ -134,6 +134,39 @@ def of_text(text: str, reader: Reader, model: nn.Module) -> Fed:
     return explicit(fed, model)
 
 
+def single(inputs: Any) -> list[Any]:
+    """The texts of a batch, one by one, without their padding, as ``attention_mask`` tells it."""
+    named = inputs if isinstance(inputs, Mapping) else None
+    items = (
+        tuple(named.values())
+        if named is not None
+        else inputs
+        if isinstance(inputs, (tuple, list))
+        else (inputs,)
+    )
+    sizes = {len(item) for item in items if isinstance(item, torch.Tensor) and item.dim() > 1}
+    count = sizes.pop() if len(sizes) == 1 else 1
+    masked = named is not None and isinstance(mask := named.get(MASK), torch.Tensor) and mask.dim() == 2
+    if count == 1 and not masked:
+        return [inputs]
+    rows = []
+    for row in range(count):
+        kept = named[MASK][row].bool() if masked and named is not None else None
+        parts = [_row(item, row, count, kept) for item in items]
+        rows.append(dict(zip(named, parts, strict=True)) if named is not None else tuple(parts))
+    return rows
+
+
+def _row(item: Any, row: int, count: int, kept: torch.Tensor | None) -> Any:
+    """One text of what holds ``count`` of them; of ``kept`` the tokens that are no padding."""
+    if not isinstance(item, torch.Tensor) or item.dim() < 2 or len(item) != count:
+        return item
+    one = item[row : row + 1]
+    if kept is not None and one.shape[1] == len(kept) and not bool(kept.all()):
+        one = one[:, kept]
+    return positions(one) if getattr(item, "_pediag_role", "") == "positions" else one
+
+
 def of_inputs(inputs: Any, model: nn.Module, reader: Reader | None = None) -> Fed:
     """The user's own inputs: a tensor, a tuple, or a mapping from names of arguments. Raises UsageError."""
     args: tuple[Any, ...] = ()
