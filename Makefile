@@ -64,6 +64,10 @@ $(ZOO)/.installed: constraints.txt $(STAMP)
 	done
 	@mkdir -p $(ZOO) && touch $@
 
+corpus: $(STAMP)
+	@$(BIN)/python -m fixtures.corpus --markdown docs/corpus.md
+	@$(BIN)/python -m fixtures.mutants --markdown docs/corpus.md
+
 docs: $(STAMP)
 	@$(BIN)/python -m pediag.report.pages docs/rules
 
