@@ -147,7 +147,8 @@ def _first_of(one: Learned) -> int | None:
 def values(a: Table | None, b: Table | None, *, equal_values: bool) -> Aspect:
     """How far the entries of two stored tables are apart, row by row, as shares of the larger of both rows.
 
-    Training moves all rows a little. A row of which nothing is left makes them differ, with ``equal_values`` any.
+    Training moves all rows a little. A row of which nothing is left makes them differ, rows in another order do, and
+    with ``equal_values`` any change.
     """
     ra = stored(a, None) if a is not None else None
     rb = stored(b, None) if b is not None else None
@@ -167,7 +168,8 @@ def _values(na: Floats, nb: Floats, unit: float, *, equal_values: bool) -> Aspec
     change = np.linalg.norm(na - nb, axis=1) / np.where(sizes > 0, sizes, 1.0)
     largest = max(float(np.linalg.norm(na)), float(np.linalg.norm(nb)))
     whole = float(np.linalg.norm(na - nb)) / largest if largest else 0.0
-    limit = unit if equal_values else REPLACED
+    limit = unit if equal_values or _reordered(na, nb) else REPLACED
+    equal_values = limit == unit
     off = change > limit if equal_values else change >= limit * (1 - 1e-6)
     moved = int((change > unit).sum())
     return Aspect(
@@ -181,6 +183,12 @@ def _values(na: Floats, nb: Floats, unit: float, *, equal_values: bool) -> Aspec
     )
 
 
+def _reordered(na: Floats, nb: Floats) -> bool:
+    """Whether one side has the other's rows in another order, bit for bit: that is no training."""
+    order_a, order_b = (np.lexsort(numbers.T[::-1]) for numbers in (na, nb))
+    return not np.array_equal(na, nb) and np.array_equal(na[order_a], nb[order_b])
+
+
 def _equal(na: Floats, nb: Floats) -> str:
     return "bitwise equal" if np.array_equal(na, nb) else "equal up to rounding"
 
@@ -190,8 +198,7 @@ def _change(na: Floats, nb: Floats, whole: float, moved: int, replaced: int) -> 
     told = f"changed by {100 * whole:.3g} % overall, {moved:,} of {rows:,} rows"
     if not replaced:
         return told
-    order_a, order_b = (np.lexsort(numbers.T[::-1]) for numbers in (na, nb))
-    if np.array_equal(na[order_a], nb[order_b]):
+    if _reordered(na, nb):
         return f"{told}: the same rows in another order"
     if not nb.any():
         return f"{told}: all of B are zero"

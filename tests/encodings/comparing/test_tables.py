@@ -71,6 +71,15 @@ def test_rows_that_were_replaced_are_a_difference(before, made, first, said):
     assert abs(found.first - first) <= (0 if first else 1)
 
 
+def test_neighbouring_rows_that_change_places_are_a_difference_too(before):
+    """Rows next to each other are alike, and yet no training puts one in the place of the other."""
+    swapped = trained()
+    swapped[[60, 61]] = swapped[[61, 60]]
+    found = aspect(only(before, table(swapped), 100), "values")
+    assert (found.verdict, found.first) == ("differs", 60)
+    assert "2 of 200 rows: the same rows in another order" in found.note
+
+
 def test_rows_and_offset_are_structure(before):
     """OPT and BART keep two rows aside."""
     longer = table(np.concatenate([np.zeros((2, WIDTH)), trained()]), first=2)
