@@ -92,7 +92,10 @@ def t5_bucket(
         raise TheoryError(f"num_buckets is {num_buckets}; a bidirectional map needs an even number.")
     one_way = num_buckets // 2 if bidirectional else num_buckets
     distance = np.abs(offset) if bidirectional else np.maximum(-offset, 0)
-    bucket = np.searchsorted(bucket_starts(one_way, max_distance), distance, side="right") - 1
+    if distance.max(initial=0) < one_way // 2 < max_distance:
+        bucket = distance  # none is beyond the buckets of one distance each, however many there are
+    else:
+        bucket = np.searchsorted(bucket_starts(one_way, max_distance), distance, side="right") - 1
     return np.asarray(bucket + (one_way * (offset > 0) if bidirectional else 0), dtype=np.int64)
 
 

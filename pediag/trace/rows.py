@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pediag.trace.chain import Pass
-from pediag.trace.evaluate import Evaluator, Unavailable
+from pediag.trace.evaluate import BUDGET, Evaluator, Unavailable
 from pediag.trace.graph import Attention, Node, Provenance, Site, nodes_in
 from pediag.trace.lanes import Float64
 
@@ -308,7 +308,9 @@ class Rows:
         return self._passes[max(bisect_right(starts, node.index) - 1, 0)]
 
     def _vector(self, stop: Node, place: object, fill: float | None) -> torch.Tensor:
-        """The same for all tokens: random along the features, ``fill`` when it is given."""
+        """The same for all tokens: random along the features, ``fill`` when it is given. Raises Unavailable."""
+        if stop.numel > BUDGET:
+            raise Unavailable("larger values stand before this attention than are replayed")
         if not stop.dtype.is_floating_point and not stop.dtype.is_complex:
             return torch.full(stop.shape, stop.dtype is not torch.bool and _ORDINARY_TOKEN).to(stop.dtype)
         shape = tuple(

@@ -102,3 +102,13 @@ def test_bad_arguments() -> None:
         buckets.t5_bucket([1], 33)
     with pytest.raises(UsageError, match="buckets is missing"):
         identify_bucket_map([1, 2])
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_of_many_buckets_near_offsets_have_one_each(both: bool) -> None:
+    """Below half the buckets of a direction T5 gives a bucket to each distance (1910.10683, section 2.1)."""
+    offsets = np.arange(-50, 51)
+    found = buckets.t5_bucket(offsets, 2**30, 2**31, both)
+    past = np.where(offsets <= 0, -offsets, 0)
+    expected = np.where(offsets > 0, offsets + 2**29, past) if both else past
+    assert np.array_equal(found, expected)

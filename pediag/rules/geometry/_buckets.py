@@ -30,6 +30,9 @@ DISTANCES = (16, 32, 64, 128, 256, 512, 800, 1024, 2048)
 STEEP = 2
 """A map is logarithmic when it reaches this many times its rows; with fewer it is close to a row for each distance."""
 
+MOST_ROWS = 4096
+"""Rows of the largest published map that is compared with: where each begins is an exact power of whole numbers."""
+
 LEAST = 8
 """Offsets that a side must have before it counts as blind or as mixed."""
 
@@ -207,6 +210,8 @@ def _nearest(
     for count, distance in sizes:
         one_way = count // 2 if both else count
         if count < 4 or (both and count % 2) or distance < STEEP * one_way // (2 if told else 1):
+            continue
+        if count > MOST_ROWS and np.abs(offsets).max() >= one_way // 2:
             continue
         expected = t5_bucket(offsets, count, distance, both)
         for candidate, order in (

@@ -24,7 +24,8 @@ token, and the value must be linear in the table.
 ## Known limits
 
 Positions that are given as fractions (times) are not judged. Tables whose values at this length are above the memory
-budget are judged by the operation that made them, without the shift in rows. A grid at its own size is not resampled
+budget, and biases for over two million pairs of tokens, are judged by the operation that made them, without the shift
+in rows. A grid at its own size is not resampled
 and passes. A model that was tuned with resampled rows may be fine: the rule sees no training.
 
 ## Fix
@@ -76,6 +77,9 @@ STRAIGHT = 1.0
 
 SAME_WEIGHT = 1e-3
 """Weights of rows sum to the same for all tokens within this share; cubic ones sum to 1 exactly."""
+
+LARGEST = 1 << 21
+"""Entries of a value for each pair of tokens that is computed again for each axis of its table."""
 
 SMALLEST = 4
 """Rows below which a stored tensor is taken for no table."""
@@ -231,8 +235,10 @@ def _rows(trace: Trace, term: Term, leaf: Node) -> dict[int, NDArray[np.float64]
     import torch
 
     from pediag.encodings.program import ramp, token_axis
-    from pediag.trace.evaluate import Evaluator
+    from pediag.trace.evaluate import Evaluator, Unavailable
 
+    if len(_token_axes(term.root, trace)) > 1 and term.root.numel > LARGEST:
+        raise Unavailable("a value for each pair of tokens is too large to be computed again and again")
     evaluator, double = Evaluator(_wide()), torch.float64
     axes = [axis for axis, size in enumerate(leaf.shape) if size >= SMALLEST]
     if not axes:
@@ -257,7 +263,7 @@ def _rows(trace: Trace, term: Term, leaf: Node) -> dict[int, NDArray[np.float64]
     return read
 
 
-def _token_axes(value: Tensor, trace: Trace) -> list[int]:
+def _token_axes(value: Tensor | Node, trace: Trace) -> list[int]:
     """The axes of a value that may run along the tokens."""
     return [axis for axis, size in enumerate(value.shape) if size in trace.lengths.sequence]
 

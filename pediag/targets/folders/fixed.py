@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+LARGEST = 2**23
+"""Elements of the largest table that is filled: some initialisers compute one element after the other in Python."""
+
 _DONE = "_is_hf_initialized"
 """What transformers marks tensors with that its initialisers shall leave as they are."""
 
@@ -32,7 +35,7 @@ def fill_fixed(model: nn.Module) -> None:
 
 def _tables(module: nn.Module) -> list[torch.Tensor]:
     """The table (rows, width) of an embedding that is frozen, or of a class of its own."""
-    if not isinstance(module, nn.Embedding):
+    if not isinstance(module, nn.Embedding) or module.weight.numel() > LARGEST:
         return []
     own = type(module) is not nn.Embedding
     return [table for table in module.parameters(recurse=False) if own or not table.requires_grad]
