@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import checkpoints, commands, live, many, shapes, training
+from benchmarks import checkpoints, commands, live, many, peers, rules, shapes, training, zoo
 from benchmarks.measure import Row
 
 Work = Callable[[], Iterator[Row]]
-SIGNS = {"ratio": "≤ {:g}x", "speedup": "≥ {:g}x faster", "measured": "≤ {:,.0f} {unit}"}
+SIGNS = {"ratio": "≤ {}x", "speedup": "≥ {}x faster", "measured": "≤ {} {unit}"}
 LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 """Processes at work before the measuring began; above the number of cores, times come out too long."""
 VERDICTS = {True: ("met", "green"), False: ("NOT MET", "bold red"), None: ("-", "dim")}
@@ -61,7 +61,7 @@ def as_dict(rows: Iterable[Row]) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What pediag costs.")
     parser.add_argument("--slow", action="store_true", help="also the rows whose real forward takes minutes")
-    groups = ("commands", "gpt2", "llama", "shapes", "checkpoints", "many", "training")
+    groups = sorted(_work(False, None))
     parser.add_argument("--only", choices=groups, help="one group of rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE as well")
     return parser.parse_args()
@@ -71,9 +71,12 @@ def _work(slow: bool, only: str | None) -> dict[str, Work]:
     lengths = (2048, 8192) if slow else (2048,)
     work: dict[str, Work] = {
         "commands": commands.rows,
+        "peers": peers.rows,
         "gpt2": lambda: live.rows("gpt2", 1024),
         "llama": lambda: live.rows("llama", *lengths),
         "shapes": shapes.rows,
+        "rules": rules.rows,
+        "zoo": zoo.rows,
         "checkpoints": checkpoints.rows,
         "many": many.rows,
         "training": training.rows,
@@ -85,7 +88,10 @@ def _measured(work: dict[str, Work]) -> Iterator[Row]:
     for name, job in work.items():
         start = time.perf_counter()
         print(f"measuring {name} ...", end=" ", file=sys.stderr, flush=True)
-        yield from job()
+        try:
+            yield from job()
+        except Exception as error:  # one group that cannot be measured costs none of the others
+            yield Row(name, None, None, "", "s", None, f"{type(error).__name__}: {error}")
         print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
@@ -128,7 +134,10 @@ def _ratio(row: Row) -> str:
 
 
 def _reach(row: Row) -> str:
-    return "-" if row.limit is None else SIGNS[row.limit.of].format(row.limit.value, unit=row.unit)
+    if row.limit is None:
+        return "-"
+    value = row.limit.value
+    return SIGNS[row.limit.of].format(f"{value:g}" if value < 100 else f"{value:,.0f}", unit=row.unit)
 
 
 if __name__ == "__main__":

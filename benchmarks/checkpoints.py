@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.measure import MEBI, Limit, Row, Usage, complaint, interleaved, middle, python
 
-ROUNDS = 3
+ROUNDS = 2
 WIDTH, ROWS, VOCABULARY = 1024, 2048, 1024
 SIZES = {"10 MB": 10**7, "100 MB": 10**8, "1 GB": 10**9, "10 GB": 10**10}
 MEMORY, GROWTH = Limit("measured", 1e9 / MEBI), Limit("ratio", 2.0)

@@ -15,7 +15,7 @@ app = typer.Typer()
 def say(word: str): print(word)
 app(["word"])
 """
-COMMANDS = (("--help",), ("rules",), ("explain", "PE302"))
+COMMANDS = (("--help",), ("rules",), ("rules", "--format", "json"), ("explain", "PE302"))
 ROUNDS = 9
 LIMIT = Limit("ratio", 3.0)
 

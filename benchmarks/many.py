@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.measure import Limit, Row, Usage, complaint, interleaved, middle
 
-ROUNDS = 2
+ROUNDS = 1
 WIDTH, LENGTH, VOCABULARY = 64, 256, 1000
 FLAT = Limit("ratio", 1.1)
 CLEAN_OR_NOT = (0, 1)
@@ -32,7 +32,7 @@ Write = Callable[[Path], None]
 
 def rows() -> Iterator[Row]:
     """For each kind of target its rows, out of a series of its own."""
-    for what, count, write in (("checkpoints", 200, _checkpoint), ("model folders", 20, _folder)):
+    for what, count, write in (("checkpoints", 200, _checkpoint), ("model folders", 12, _folder)):
         with tempfile.TemporaryDirectory() as folder:
             for number in range(count):
                 write(Path(folder) / f"step-{number}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.measure import MEBI, Limit, Row, Usage, complaint, interleaved, middle, python
 
 IMPORTS = "import torch; from transformers import AutoConfig, LlamaForCausalLM"
-ROUNDS = 3
+ROUNDS = 2
 SECONDS, MEMORY = Limit("measured", 15.0), Limit("measured", 1.5e9 / MEBI)
 CLEAN_OR_NOT = (0, 1)
 CONFIG = {
@@ -40,7 +40,7 @@ LAYERS, FEW, LENGTH, SHORT = 80, 8, 131072, 8192
 def rows() -> Iterator[Row]:
     """Seven rows out of one interleaved series."""
     with tempfile.TemporaryDirectory() as folder:
-        deep, shallow = (_directory(Path(folder), layers) for layers in (LAYERS, FEW))
+        deep, shallow = (directory(Path(folder), layers) for layers in (LAYERS, FEW))
         taken = interleaved(
             {
                 "imports": python(IMPORTS),
@@ -86,7 +86,8 @@ def _drift_rows(
     yield Row(name, past["drift"], past["drift shallow"], f"{FEW} layers", "s", None, depth)
 
 
-def _directory(folder: Path, layers: int) -> Path:
+def directory(folder: Path, layers: int) -> Path:
+    """A folder with the config of a Llama of these shapes and ``layers`` layers."""
     path = folder / f"llama-{layers}"
     path.mkdir()
     (path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}, indent=2))
