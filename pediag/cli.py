@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,16 @@ import typer
 
 from pediag.command import terminal
 from pediag.command.attribution import attribute
+from pediag.command.kinds import (
+    CheckFormat,
+    CheckFormatOption,
+    Dtype,
+    FailOnOption,
+    Format,
+    FormatOption,
+    SeqLen,
+    TrainLen,
+)
 from pediag.command.options import (
     Against,
     BaselineFile,
@@ -67,84 +76,10 @@ app = typer.Typer(
 )
 
 
-class Format(str, Enum):
-    """Output formats."""
-
-    rich = "rich"
-    json = "json"
-
-
-class CheckFormat(str, Enum):
-    """Output formats of ``check``: a table for people, and those of ``pediag.report.formats``."""
-
-    rich = "rich"
-    json = "json"
-    sarif = "sarif"
-    junit = "junit"
-    github = "github"
-    markdown = "markdown"
-    html = "html"
-
-
-class Threshold(str, Enum):
-    """Values of ``--fail-on``."""
-
-    error = "error"
-    warning = "warning"
-    note = "note"
-    never = "never"
-
-
-def _length(text: str) -> int:
-    """Parse a length in tokens."""
-    from pediag.targets.config import LONGEST
-
-    allowed = f"must be a whole number of tokens from 1 to {LONGEST}"
-    try:
-        length = int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{allowed}; got {text!r}") from None
-    if not 1 <= length <= LONGEST:
-        raise typer.BadParameter(f"{allowed}; got {text}")
-    return length
-
-
-def _dtype(value: str | None) -> str | None:
-    from pediag.targets.inputs import serving_dtype
-
-    try:
-        return serving_dtype(value)
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"pediag {__version__}")
         raise typer.Exit
-
-
-SeqLen = Annotated[
-    int | None,
-    typer.Option("--seq-len", metavar="N", parser=_length, help="Length to judge at, in tokens."),
-]
-TrainLen = Annotated[
-    int | None,
-    typer.Option("--train-len", metavar="N", parser=_length, help="Length it was trained at, in tokens."),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option("--dtype", metavar="D", callback=_dtype, help="Serving dtype, such as bfloat16."),
-]
-FailOnOption = Annotated[
-    Threshold | None,
-    typer.Option("--fail-on", help="The lowest severity that gives exit status 1: error, unless given."),
-]
-FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
-CheckFormatOption = Annotated[
-    CheckFormat,
-    typer.Option("--format", help="Output format. Beside one for machines the table goes to stderr."),
-]
 
 
 @app.callback()
