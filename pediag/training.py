@@ -37,7 +37,7 @@ def beside(model: Any, optimizer: Any, ranks: bool | Gathers) -> Iterator[Callab
     def add(facets: Facets) -> None:
         nonlocal answered
         if optimizers:
-            facets.optimised = optimised(optimizers, model)
+            facets.optimiser = optimised(optimizers, model)
         if exchange is not None:
             mine = held(facets, exchange)
             answered = True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pediag.trace.ranks import RankState
     from pediag.trace.steps import Steps
 
-Facet = Literal["config", "tensors", "trace", "steps", "reference", "attention"]
+Facet = Literal["config", "tensors", "trace", "steps", "reference", "attention", "optimiser", "ranks"]
 Basis = Literal["theorem", "published result", "measured here", "field report", "convention"]
 
 
@@ -44,7 +44,7 @@ class Facets:
     ``batches`` runs the model on other batches when a rule asks for it: padded, packed, with other position ids.
     ``steps`` runs cached steps when a rule asks for them.
 
-    ``reference`` is what is known of the target to compare with. ``optimised`` says which parameters the optimisers of
+    ``reference`` is what is known of the target to compare with. ``optimiser`` says which parameters the optimisers of
     a training run hold, ``ranks`` what each of its ranks holds of positions. ``attributions`` and ``attention`` are of
     real inputs, where such were given: see :func:`pediag.attribute`. ``shared`` keeps what one rule computed
     for others.
@@ -61,7 +61,7 @@ class Facets:
     unread: list[Encoding] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
     reference: Facets | None = None
-    optimised: Optimised | None = None
+    optimiser: Optimised | None = None
     ranks: list[RankState] | None = None
     batches: Batches | None = field(default=None, repr=False)
     steps: Steps | None = field(default=None, repr=False)

@@ -18,6 +18,13 @@ Status = Literal["pass", "fail", "not-applicable", "could-not-check"]
 NO_CONFIG = "no config"
 """How a gap says that there is no configuration at all, which is not a lack: nothing was declared."""
 
+GIVEN = {
+    "reference": "nothing to compare with is given: --reference TARGET",
+    "optimiser": "no optimiser is given: pediag.check(model, optimizer=optimizer)",
+    "ranks": "no ranks are given: pediag.check(model, ranks=True) on every rank",
+}
+"""Facets that only the user can add, which is no lack either: how to give each."""
+
 LONGEST_REASON = 800
 """Characters of a reason, which may quote what a model raised; what is beyond is cut at a word."""
 
@@ -71,6 +78,8 @@ def _has(facets: Facets, need: Facet) -> bool:
 def _missing(rule: Rule, need: Facet, gap: str) -> Outcome:
     if need == "config" and gap.lower().startswith(NO_CONFIG):
         return Outcome(rule, "not-applicable", gap)
+    if need in GIVEN:
+        return Outcome(rule, "not-applicable", GIVEN[need])
     return Outcome(rule, "could-not-check", gap or f"needs {need}, which this target does not give")
 
 

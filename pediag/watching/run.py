@@ -191,7 +191,7 @@ class Watch:
         """What the optimisers do with positions."""
         if not self.optimizers:
             return
-        facets.optimised = optimised(self.optimizers, self.root)
+        facets.optimiser = optimised(self.optimizers, self.root)
         for outcome in run([find("PE803")], facets):
             for finding in outcome.findings:
                 self._tell(finding)

@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING
 
 from pediag.rules.finding import Evidence, Finding, Fix, Severity
 from pediag.rules.learning._tables import quoted, trained_tables, weights, where
-from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
+from pediag.rules.rule import CouldNotCheck, Facets, rule
 
 if TYPE_CHECKING:
     from pediag.encodings import Encoding
@@ -67,14 +67,13 @@ MOSTLY = 0.5
     name="optimiser-on-positions",
     severity="note",
     basis="convention",
-    needs=("trace",),
+    needs=("optimiser",),
     references=("Loshchilov and Hutter 2019, eq. 12", "PyTorch documentation, per-parameter options"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each kind of numbers, group of parameters and scheme."""
-    held = facets.optimised
-    if held is None:
-        raise NotApplicable("no optimiser is given: pediag.check(model, optimizer=optimizer)")
+    held = facets.optimiser
+    assert held is not None
     if not held.groups:
         raise CouldNotCheck(
             "the optimiser holds no parameter of this model: give the one that was made of its parameters"

@@ -68,14 +68,13 @@ COUNTED_TWICE = "positions counted twice"
     name="ranks-disagree",
     severity="error",
     basis="theorem",
-    needs=("trace",),
+    needs=("ranks",),
     references=("PyTorch documentation, DistributedDataParallel", "Brandon et al. 2023", "Liu et al. 2023"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each way in which ranks fall apart, and one for positions that two ranks count."""
     states = facets.ranks
-    if states is None:
-        raise NotApplicable("no ranks are given: pediag.check(model, ranks=True) on every rank")
+    assert states is not None
     if len(states) < 2:
         raise NotApplicable("there is one rank only")
     failed = [state for state in states if state.error]

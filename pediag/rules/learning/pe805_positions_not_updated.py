@@ -64,18 +64,18 @@ MOST_COMPARED = 256
     name="positions-not-updated",
     severity="note",
     basis="field report",
-    needs=("trace",),
-    instead=("tensors",),
+    needs=("reference",),
     references=("PyTorch documentation, Autograd mechanics",),
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each scheme with tables that did not move."""
     base = facets.reference
-    if base is None:
-        raise NotApplicable("no base to compare with is given: --reference TARGET")
+    assert base is not None
     pairs = [(one, leaf, twin) for one, leaf in trained_tables(facets) if (twin := _twin(one, leaf, base))]
     if not pairs:
         raise NotApplicable("no learned table of positions is in both")
+    if missing := facets.gaps.get("files") or base.gaps.get("files"):
+        raise CouldNotCheck(missing)
     still = [(one, leaf) for one, leaf, twin in pairs if _same(_value(leaf), _value(twin))]
     if not still:
         return

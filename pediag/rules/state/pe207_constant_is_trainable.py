@@ -81,7 +81,7 @@ SCHEMES = ("rotary", "sinusoidal", "alibi")
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each encoding and kind of numbers, equal layers together."""
-    if facets.optimised is not None:
+    if facets.optimiser is not None:
         raise NotApplicable("the optimiser is known: PE803 tells which numbers it moves")
     if not _following(facets):
         raise NotApplicable("no encoding of the model follows a formula")
