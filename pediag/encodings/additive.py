@@ -11,6 +11,7 @@ import torch
 
 from pediag.encodings.blended import blend
 from pediag.encodings.model import Encoding, Floats, Learned, Sinusoidal, Table, Unrecognised
+from pediag.encodings.on_grid import grid_sinusoid
 from pediag.encodings.program import (
     SUMS,
     Lookup,
@@ -222,9 +223,8 @@ def _sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:
         found = _by_table(trace, read)
     if found is None and numbers is not None and len(numbers) < ENOUGH_ROWS and numbers.size:
         found = identify_sinusoid(numbers)
-    if found is None:
-        return None
-    return _sinusoidal(piece, found)
+    found = found or grid_sinusoid(numbers)
+    return _sinusoidal(piece, found) if found is not None else None
 
 
 def _rounded_sinusoid(trace: Trace, piece: _Piece) -> Sinusoidal | None:

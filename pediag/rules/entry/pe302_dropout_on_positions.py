@@ -109,12 +109,19 @@ def check(facets: Facets) -> Iterator[Finding]:
 def _judge(facets: Facets, trace: Trace, group: list[Dropout]) -> Finding | None:
     """The finding for the calls of one line, judged by the first of them that drops positions."""
     for dropout in group:
-        if dropout.node.provenance.name not in ("POSITION", "WEIGHT", "CONSTANT"):
+        if dropout.node.provenance.name not in ("POSITION", "WEIGHT", "CONSTANT") or _attended(dropout.node):
             continue
         use = _use(facets, trace, dropout.node)
         if dropout.node.provenance.name == "POSITION" or use.encodings:
             return _finding(facets, trace, dropout, use, [item.module for item in group])
     return None
+
+
+def _attended(node: Node) -> bool:
+    """Whether attention made the value: that is no table, though DETR's first layer of queries has no content yet."""
+    from pediag.trace import ancestors
+
+    return any("attention" in item.op_name or "softmax" in item.op_name for item in ancestors(node))
 
 
 def _use(facets: Facets, trace: Trace, node: Node) -> _Use:
