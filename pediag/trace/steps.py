@@ -94,16 +94,23 @@ class History:
     after: Pass
     longer: tuple[int, ...]
     rows: Rows
-    _value: Evaluator = field(default_factory=lambda: Evaluator(surrogates=True), repr=False)
+    _own: Evaluator = field(default_factory=Evaluator, repr=False)
+    _made_up: Evaluator = field(default_factory=lambda: Evaluator(surrogates=True), repr=False)
 
-    def value(self, node: Node) -> torch.Tensor | None:
-        """The numbers of a position value, as the model computes them, in float64; None when there are none."""
-        try:
-            value = self._value(node)
-        except Unavailable:
-            return None
-        with real_numbers():
-            return torch.view_as_real(value).double() if value.is_complex() else value.double()
+    def values(self, one: Node, other: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The numbers of two position values, as the model computes them, in float64; None when there are none.
+
+        Where weights have no numbers, both are computed with made up ones.
+        """
+        for evaluator in (self._own, self._made_up):
+            try:
+                found = evaluator(one), evaluator(other)
+            except Unavailable:
+                continue
+            with real_numbers():
+                a, b = (torch.view_as_real(value) if value.is_complex() else value for value in found)
+                return a.double(), b.double()
+        return None
 
 
 class Steps:

@@ -133,9 +133,10 @@ def _changed(history: History, before: Site, after: Site) -> float:
 
 
 def _difference(history: History, one: Node, other: Node) -> float:
-    a, b = history.value(one), history.value(other)
-    if a is None or b is None:
+    found = history.values(one, other)
+    if found is None:
         return 0.0
+    a, b = found
     if a.shape != b.shape:
         return float("inf")
     finite = a.isfinite() & b.isfinite()

@@ -98,3 +98,27 @@ def test_scaling_of_the_library_falls_back(scaling):
 def test_growing_needs_no_history_when_it_is_pinned():
     assert math.isclose(float(W[0]), 1.0)
     assert findings(load("pe507_length_switch").healthy_pinned(), CODE, 512) == []
+
+
+class Remade(torch.nn.Module):
+    """A table of sinusoids that is a parameter, made anew by ``wave`` when an input is longer (FSMT's does so)."""
+
+    def __init__(self, wave) -> None:
+        super().__init__()
+        self.tokens, self.wave = torch.nn.Embedding(97, 24), wave
+        self.table = torch.nn.Parameter(self.made(300, 1.0))
+
+    @staticmethod
+    def made(rows: int, scale: float) -> torch.Tensor:
+        angle = torch.outer(torch.arange(rows, dtype=torch.float32), W.float()) * scale
+        return torch.cat((angle.sin(), angle.cos()), -1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > len(self.table):
+            self.table = torch.nn.Parameter(self.made(ids.shape[1], self.wave))
+        return self.tokens(ids) + self.table[: ids.shape[1]]
+
+
+def test_a_table_made_anew_with_the_numbers_that_it_had_changes_nothing() -> None:
+    assert findings(Remade(1.0).eval(), CODE, 512) == []
+    assert findings(Remade(0.5).eval(), CODE, 512)
