@@ -110,3 +110,10 @@ def test_stored_tensors_of_which_a_part_is_missing_are_no_pass(make_rule, make_f
     assert (
         one(make_rule(instead=("tensors",)), tensors=known["tensors"], gaps={"trace": "no code"})[0] == "pass"
     )
+
+
+@pytest.mark.parametrize("need", ["reference", "optimiser", "ranks"])
+def test_what_only_the_user_can_add_is_no_lack(make_rule, need):
+    (outcome,) = run([make_rule(lambda facets: iter(()), needs=(need,))], Facets(seq_len=8))
+    assert outcome.status == "not-applicable"
+    assert "is given" in outcome.reason or "are given" in outcome.reason
