@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pediag.targets import Target
     from pediag.trace import Session, Trace
 
-RULES = ("PE801", "PE802")
 MOST_STEPS = 4096
 PRIMES = (173, 101, 61, 53, 47, 43, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5)
 """Lengths of the first pass for a model that takes short inputs only: such as are seldom the size of anything else."""
@@ -177,7 +176,8 @@ class _Run:
         notes = [*told, *_rounded(self.model), *self.known.notes]
         facets.seq_len = max(fed.length for fed in self.listed)
         facets.attributions, facets.attention = texts or None, maps or None
-        outcomes = run(registry.select(RULES), facets)
+        asked = [*(["PE801"] if attention else []), *(["PE802"] if gradients else [])]
+        outcomes = run(registry.select(asked), facets)
         return Attribution(self.known.info, facets.encodings, texts, maps, outcomes, notes)
 
     def _trace(self, length: int) -> Trace:

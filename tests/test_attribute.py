@@ -61,13 +61,18 @@ def test_json_is_what_the_schema_says(found):
     first = value["inputs"][0]
     assert first["share"] == pytest.approx(sum(layer["share"] for layer in first["layers"]))
     sizes = [sum(map(abs, first[side]["by_token"])) for side in ("position", "token")]
+    for place, value_there in enumerate(first["position"]["by_token"]):
+        assert sum(layer["by_token"][place] for layer in first["layers"]) == pytest.approx(
+            value_there, abs=1e-9
+        )
     assert len(first["layers"]) == 2 and 0 < first["share"] < 1 and min(sizes) > 0
     assert value["share"] == pytest.approx(sum(one["share"] for one in value["inputs"]) / 2)
 
 
 def test_the_page_needs_nothing_else(found):
     text = page.render(found)
-    assert text.count("<svg") == 4 and "<script" not in text and "http:" not in text and "https:" not in text
+    # For each of two inputs the sides, the modules and the heads.
+    assert text.count("<svg") == 6 and "<script" not in text and "http:" not in text and "https:" not in text
     assert "default-src 'none'" in text
     assert text == page.render(found)
 

@@ -150,6 +150,7 @@ def _layers(
             total=float(part.sum()),
             ablation=falls[key],
             path=first[key].path,
+            by_token=part.tolist(),
         )
         for key, part in parts.items()
     ]

@@ -25,7 +25,8 @@ SINK_TOKENS = 64
 class LayerShare:
     """The positions that enter at one module.
 
-    ``share`` is their part of all attribution, by absolute values; ``total`` the signed sum. ``ablation`` is how far
+    ``share`` is their part of all attribution, by absolute values; ``total`` the signed sum, and ``by_token`` its parts
+    at each token. ``ablation`` is how far
     the attributed number falls when the positions of this module alone are taken away.
     """
 
@@ -36,6 +37,7 @@ class LayerShare:
     total: float
     ablation: float
     path: str
+    by_token: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -17,15 +17,18 @@ from pediag.report.wording import STYLES, counted, printable
 BAR = 16
 """Columns of the longest bar of a token."""
 
+STRIP = 32
+"""Tokens up to which each module has a strip of shades, one for each token, instead of one bar."""
+
 MOST_TOKENS = 64
 """Tokens that are shown each; of longer inputs the first and the last are."""
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-SHADES = " ░▒▓█"
+SHADES = "·░▒▓█"
 ASCII = {
     ord("█"): "#",
     ord("▓"): "x",
-    ord("▒"): "-",
+    ord("▒"): "+",
     ord("░"): ".",
     ord("·"): "-",
     ord("─"): "-",
@@ -156,12 +159,17 @@ def _layers(text: TextAttribution) -> Table:
         table.add_column(name, overflow="fold")
     for name in ("share", "attributed", "taken away"):
         table.add_column(name, justify="right")
-    table.add_column("", width=BAR)
+    by_token = len(text.tokens) <= STRIP
+    table.add_column(
+        "by token" if by_token else "", no_wrap=True, min_width=len(text.tokens) if by_token else BAR
+    )
     largest = max(layer.share for layer in text.layers)
+    most = max([abs(value) for layer in text.layers for value in layer.by_token], default=0.0) or 1.0
     for layer in text.layers:
         cells = [layer.encoding, printable(layer.module) or "the model"]
         cells += [f"{100 * layer.share:.2f} %", f"{layer.total:+.3g}", f"{-layer.ablation:+.3g}"]
-        table.add_row(*map(Text, [*cells, bar(layer.share, largest)]))
+        shades = strip([abs(value) / most for value in layer.by_token])
+        table.add_row(*map(Text, [*cells, shades if by_token else bar(layer.share, largest)]))
     return table
 
 
@@ -235,10 +243,8 @@ def _heads(one: AttentionMap) -> Table:
 
 
 def strip(values: Sequence[float]) -> str:
-    """A shade for each value from 0 to 1."""
-    return "".join(
-        SHADES[min(int(value * len(SHADES)), len(SHADES) - 1)] if value > 0.02 else "·" for value in values
-    )
+    """A shade for each value from 0 to 1, in fifths."""
+    return "".join(SHADES[min(int(value * len(SHADES)), len(SHADES) - 1)] for value in values)
 
 
 def _mean(heads: Sequence[HeadMap], name: str) -> float:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from pediag.attributing.model import AttentionMap, HeadMap, Side, TextAttribution
+from pediag.attributing.model import AttentionMap, HeadMap, TextAttribution
 from pediag.report.attribution import Attribution
 from pediag.report.attribution_drawing import LITERATURE, by_layer, sink_line
 from pediag.report.html import _hash
@@ -67,8 +67,13 @@ def _attribution(text: TextAttribution) -> Iterator[str]:
         yield '<p class="soft">No share of position: the delta is large, or no position enters.</p>'
     else:
         yield f"<p>Share of position <b>{100 * text.share:.1f} %</b>.</p>"
-    rows = [("positions", text.position), ("tokens", text.token)]
-    yield from _heat(text.tokens, [(name, side) for name, side in rows if side is not None])
+    rows = [("positions", text.position.by_token)] if text.position is not None else []
+    yield from _heat(text.tokens, [*rows, ("tokens", text.token.by_token)])
+    if len(text.layers) > 1:
+        yield "<p>The positions of each module.</p>"
+        yield from _heat(
+            text.tokens, [(_safe(layer.module) or "the model", layer.by_token) for layer in text.layers]
+        )
     if text.layers:
         yield "<table><tr><th>enters at</th><th>encoding</th><th>share</th><th>attributed</th><th>taken away</th></tr>"
         for layer in text.layers:
@@ -83,20 +88,20 @@ def _attribution(text: TextAttribution) -> Iterator[str]:
         yield "</table>"
 
 
-def _heat(tokens: Sequence[str], rows: Sequence[tuple[str, Side]]) -> Iterator[str]:
-    """One row a side, one column a token; red raises the number, blue lowers it."""
-    largest = max([abs(value) for _, side in rows for value in side.by_token], default=0.0) or 1.0
+def _heat(tokens: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> Iterator[str]:
+    """One column a token; red raises the number, blue lowers it. The names of rows are safe."""
+    largest = max([abs(value) for _, values in rows for value in values], default=0.0) or 1.0
     width = max(2 * CELL, 24)
     names = 90
     height = names + len(rows) * width
-    yield f'<figure><svg width="{LEFT + width * len(tokens)}" height="{height}" role="img" aria-label="heat map">'
+    yield f'<figure><svg width="{LEFT + width * len(tokens) + 60}" height="{height}" role="img" aria-label="heat map">'
     for place, token in enumerate(tokens):
         x = LEFT + width * place + width // 2
         yield f'<text x="{x}" y="{names - 6}" transform="rotate(-60 {x} {names - 6})">{_safe(token)[:40]}</text>'
-    for row, (name, side) in enumerate(rows):
+    for row, (name, values) in enumerate(rows):
         y = names + row * width
         yield f'<text x="{LEFT - 8}" y="{y + width // 2 + 4}" text-anchor="end">{name}</text>'
-        for place, value in enumerate(side.by_token):
+        for place, value in enumerate(values):
             told = f"{_safe(tokens[place])}: {value:+.4g}"
             yield _square(LEFT + width * place, y, width - 2, signed(value / largest), told)
     yield "</svg></figure>"
@@ -107,7 +112,9 @@ def _attention(one: AttentionMap) -> Iterator[str]:
         yield f"<p>{_safe(one.hidden)}</p>"
     if not one.heads:
         return
-    yield f"<p>Attention on the first token, a row for each layer, a square for each head. {_safe(sink_line(one))}.</p>"
+    told = sink_line(one)
+    told = f"{told[0].upper()}{told[1:]}"
+    yield f"<p>Attention on the first token, a row for each layer, a square for each head. {_safe(told)}.</p>"
     layers = by_layer(one.heads)
     columns = max(len(heads) for _, heads in layers)
     width, height = LEFT + CELL * columns, CELL * len(layers) + 4
