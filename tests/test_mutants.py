@@ -118,7 +118,7 @@ def test_faults_say_what_they_are() -> None:
 
     known = {rule.code for rule in registry.shipped()}
     for fault in FAULTS.values():
-        assert len(fault.how) > 20, fault.name
+        assert len(fault.how) > 15, fault.name
         assert bool(fault.codes) != bool(fault.symmetry), fault.name
         assert set(fault.codes) <= known, fault.name
         assert set(fault.fits) <= set(ALL), fault.name
