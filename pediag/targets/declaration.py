@@ -28,6 +28,9 @@ TEXT = frozenset(
 SCALINGS = ("rope_scaling", "rope_parameters")
 """Objects that hold a scaling; where both do, transformers 5 reads the first."""
 
+ADJUSTMENTS = "rope_adjustments"
+_LITGPT = {"original_max_seq_len": "original_max_position_embeddings"}
+
 BASES = {
     "rope_theta": "",
     "rotary_emb_base": "",
@@ -172,6 +175,8 @@ def _scalings(
                 inside = f"{here}{name}.{layer_type}." if layer_type else f"{here}{name}."
                 said = {str(key): Said(value, f"{inside}{key}") for key, value in part.items()}
                 written.setdefault(layer_type, []).append(said)
+    if (adjusted := _adjusted(here, values)) is not None:
+        written.setdefault("", []).append(adjusted)
     for key in bases:
         # A scaling for all layers is that of the global ones where local ones have a base of their own.
         if BASES[key]:
@@ -179,6 +184,17 @@ def _scalings(
     if any(not BASES[key] for key in bases) and set(written) <= {"sliding_attention"}:
         written = {"": [], **written}
     yield from written.items()
+
+
+def _adjusted(here: str, values: Values) -> dict[str, Said] | None:
+    """LitGPT's scaling by the keys used here: Llama 3's where an original length is said, else linear."""
+    section = values.get(ADJUSTMENTS)
+    if not isinstance(section, Mapping) or not section:
+        return None
+    path = f"{here}{ADJUSTMENTS}"
+    said = {_LITGPT.get(str(key), str(key)): Said(value, f"{path}.{key}") for key, value in section.items()}
+    kind = "llama3" if "original_max_seq_len" in section else "linear"
+    return {"rope_type": Said(kind, path), **said}
 
 
 def _by_layer_type(section: Values) -> list[tuple[str, Values]]:
