@@ -157,15 +157,22 @@ def _runs(row: list[int]) -> tuple[Run, ...] | None:
     return tuple(runs)
 
 
+def require_ranks() -> None:
+    """Raise UsageError where there are no ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError("ranks: torch.distributed is not initialised; call init_process_group() before")
+
+
 class Ranks:
     """The exchange among all ranks of the default process group.
 
     ``position_ids``, (N,) or (B, N), are those that this rank feeds; ``one_sequence`` says that the ranks hold parts of
     the same sequences (sequence or context parallelism), so that no two may hold the same position: True for all
-    ranks, or the numbers of those that share one with this rank. ``limit_s`` is
-    how long, in seconds, a rank waits for the others.
+    ranks, or the numbers of those that share one with this rank. ``limit_s`` is how long, in seconds, a rank waits for
+    the others.
 
-    Every rank has to make it, for it makes a group. Raises UsageError where torch.distributed is not initialised.
+    Every rank has to make it, for it makes a group. Raises UsageError where torch.distributed is not initialised,
+    PediagError where a rank does not take part in time.
     """
 
     def __init__(
@@ -175,8 +182,7 @@ class Ranks:
         one_sequence: bool | Sequence[int] = False,
         limit_s: float = LIMIT_S,
     ) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise UsageError("ranks: torch.distributed is not initialised; call init_process_group() before")
+        require_ranks()
         if not limit_s > 0:
             raise UsageError(f"limit_s must be more than 0 seconds; got {limit_s!r}")
         self.position_ids = position_ids
@@ -185,7 +191,10 @@ class Ranks:
         self.world: int = dist.get_world_size()
         every = range(self.world) if one_sequence is True else one_sequence or ()
         self.sequence = tuple(sorted(every))
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+        try:
+            self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            raise self._unanswered(error) from error
 
     def gather(self, mine: RankState) -> list[RankState]:
         """The states of all ranks. Raises PediagError where a rank does not answer in time."""
@@ -193,11 +202,14 @@ class Ranks:
         try:
             dist.all_gather_object(states, mine, group=self._group)
         except RuntimeError as error:
-            raise PediagError(
-                f"ranks: not every rank answered within {self.limit_s:g} s ({_first_line(error)}); all ranks have to "
-                "take part, at the same steps"
-            ) from error
+            raise self._unanswered(error) from error
         return list(states)
+
+    def _unanswered(self, error: BaseException) -> PediagError:
+        return PediagError(
+            f"ranks: not every rank answered within {self.limit_s:g} s ({_first_line(error)}); all ranks have to take "
+            "part, at the same steps"
+        )
 
     def close(self) -> None:
         """Give the group back."""

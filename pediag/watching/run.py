@@ -23,7 +23,7 @@ from pediag.rules.rule import Facets, NotApplicable
 from pediag.rules.run import run
 from pediag.targets import InputSpec
 from pediag.targets.code.optimizers import innermost, listed, optimised
-from pediag.trace.ranks import Ranks, RankState, state
+from pediag.trace.ranks import Ranks, RankState, require_ranks, state
 from pediag.version import __version__
 from pediag.watching import findings, measures
 from pediag.watching.constants import Constants
@@ -95,9 +95,11 @@ class Watch:
         if self._open:
             raise UsageError("this watch is already running; make another one")
         if self._ranks_wanted is True:
-            self._ranks = Ranks()
+            require_ranks()
         self._writers = list(self._made_writers())
         self._open, self._began = True, time.perf_counter()
+        if self._ranks_wanted is True:
+            self._quietly("ranks", self._make_ranks)
         self._quietly(LOOK, self._look)
         self._quietly("ranks", self._compare_ranks)
         if self.optimizers:
@@ -133,6 +135,9 @@ class Watch:
 
     def _since(self) -> float:
         return time.perf_counter() - self._began
+
+    def _make_ranks(self) -> None:
+        self._ranks = Ranks()
 
     def _made_writers(self) -> Iterator[Writer]:
         """Rank 0 writes; the others only where ``{rank}`` stands in the name."""

@@ -92,7 +92,11 @@ def missing(rank: int, world: int) -> Any:
                 return "left"
             for _ in train(model, optimizer, 5):
                 pass
-    return [str(item.message) for item in caught], watch.steps, watch.last["step"]
+    try:
+        pediag.Ranks(limit_s=2)
+    except pediag.errors.PediagError as error:
+        return [str(item.message) for item in caught], watch.steps, watch.last["step"], str(error)
+    return "a group of ranks that are gone"
 
 
 def failing(rank: int, world: int) -> Any:

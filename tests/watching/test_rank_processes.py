@@ -71,6 +71,7 @@ def test_a_rank_that_fails_before_tells_the_others(found):
 
 
 def test_a_rank_that_takes_no_part_stops_nobody(tmp_path):
-    (warned, steps, last), left = run(tmp_path, "missing", 2)
+    (warned, steps, last, group), left = run(tmp_path, "missing", 2)
     assert left == "left" and (steps, last) == (5, 4)
     assert len(warned) == 1 and "ranks" in warned[0]
+    assert "not every rank answered within 2 s" in group
