@@ -11,6 +11,7 @@ import torch
 
 import pediag
 from pediag.attributing.tokens import of_inputs
+from pediag.errors import LoadError
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.tensor([[7, 3, 11, 3, 5, 8, 2, 9]])
@@ -114,3 +115,26 @@ def test_a_trained_encoder_is_attributed_with_a_small_delta():
     assert len(one.heads) == 72 and one.separators == [11] and not one.causal
     assert found.share == text.share and found.exit_code() == 0
     assert "share of position" in str(found)
+
+
+def test_a_folder_is_loaded_with_its_weights(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    live = pediag.attribute(llama, {"input_ids": IDS}, attention=False).texts[0]
+    stored = pediag.attribute(str(tmp_path), {"input_ids": IDS}, attention=False)
+    assert stored.texts[0].value == pytest.approx(live.value, abs=1e-5)
+    assert stored.share == pytest.approx(live.share, abs=1e-3)
+    assert "weights loaded" in stored.target.loader
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(LoadError, match="trained numbers"):
+        pediag.attribute(str(tmp_path), {"input_ids": IDS})
+
+
+def test_a_weight_that_is_not_stored_is_zero_and_said(llama, tmp_path):
+    from safetensors.torch import save_file
+
+    llama.save_pretrained(tmp_path)
+    state = {name: value.clone() for name, value in llama.state_dict().items()}
+    del state["model.layers.2.mlp.down_proj.weight"]
+    save_file(state, tmp_path / "model.safetensors")
+    found = pediag.attribute(str(tmp_path), {"input_ids": IDS}, gradients=False)
+    assert "not stored, so taken as zero: model.layers.2.mlp.down_proj.weight" in found.notes
