@@ -164,6 +164,10 @@ class Watch:
             None if _compiled(self.model) else Probe(self.root, self._watched, attention=self.attention)
         )
         self._write(self._beginning(known.info.spec, known.notes))
+        if not self._watched.encodings:
+            text = "no position encoding was found in the model: nothing of positions is watched"
+            self._write({"kind": "problem", "step": self.steps, "part": "encodings", "message": text})
+            self._warn(f"pediag.watch: {text}")
         self._quietly("the rules", lambda: self._rules(known.facets))
 
     def _beginning(self, spec: str, notes: list[str]) -> dict[str, Any]:

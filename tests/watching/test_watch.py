@@ -407,3 +407,19 @@ def test_a_table_that_starts_at_zero_has_to_grow_first():
     (ratio,) = watch.last["scale"].values()
     assert 0 < ratio < 0.1 and warned == []
     assert watch.last["tables"]["where"] == {"drift": None, "rank": pytest.approx(8, abs=8), "moved": True}
+
+
+def test_a_model_without_positions_is_said_to_have_none(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(PediagWarning, match="no position encoding was found"):
+        with pediag.watch(model, optimizer, every=1, log=tmp_path / "run.jsonl") as watch:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert [record["kind"] for record in records(tmp_path / "run.jsonl")] == [
+        "start",
+        "problem",
+        "step",
+        "end",
+    ]
+    assert watch.last["gradient"]["share"] == 0
