@@ -203,6 +203,7 @@ def test_captum_is_imported_inside_of_functions_only():
         ({"gradients": False, "attention": False}, "nothing to measure"),
         ({"of": lambda output: output}, "one real number"),
         ({"inputs": {}}, "no tensor"),
+        ({"inputs": (torch.zeros(1, 3, 8, 8),)}, "no sequence"),
         ({"texts": " ", "tokenizer": lambda text: [1]}, "empty text"),
         ({"texts": "a", "tokenizer": lambda text: [1]}, "two or more"),
         ({"texts": "a", "tokenizer": 3}, "tokenizer must be"),

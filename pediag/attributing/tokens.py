@@ -176,6 +176,11 @@ def of_inputs(inputs: Any, model: nn.Module, reader: Reader | None = None) -> Fe
     else:
         args, kwargs = _named(tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), model)
     main = _main(args, kwargs)
+    if main.dim() > 3:
+        raise UsageError(
+            f"inputs of shape {tuple(main.shape)} are no sequence: tokens (1, N) or vectors (1, N, D) are attributed; "
+            "of a model of images give the part behind its patches"
+        )
     if main.shape[0] != 1 and main.dim() > 1:
         raise UsageError(f"inputs hold {main.shape[0]} texts: give one at a time, so that none is padded")
     length = int(main.shape[1] if main.dim() > 1 else main.shape[0])
