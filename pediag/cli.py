@@ -387,6 +387,8 @@ def _run(given: list[str]) -> int:
     match given:
         case ["rules"]:
             return rules()
+        case ["rules", "--format", "json"]:
+            return rules(Format.json)
         case ["explain", code] if not code.startswith("-"):
             return explain(code)
     return int(app(args=given or ["--help"], standalone_mode=False, prog_name="pediag") or 0)
