@@ -69,7 +69,12 @@ def _pairing(a: Rotary, b: Rotary, sides: tuple[Side, Side]) -> Aspect:
 
 def _channels(a: Rotary, b: Rotary) -> Iterator[Aspect]:
     """Which channels of the heads turn, where that was seen on both sides and as many do."""
-    if a.channels and b.channels and (a.width, a.head_width) == (b.width, b.head_width) and a.channels != b.channels:
+    if (
+        a.channels
+        and b.channels
+        and (a.width, a.head_width) == (b.width, b.head_width)
+        and a.channels != b.channels
+    ):
         yield Aspect("rotated channels", "differs", _ranges(a.channels), _ranges(b.channels))
 
 
