@@ -38,8 +38,7 @@ def position_leaves(encodings: Iterable[Encoding]) -> list[tuple[Encoding, Node]
 def table_names(encoding: Encoding) -> list[str]:
     """The names of the trained table of an encoding, every one where it is shared; empty where it has none."""
     table = getattr(encoding, "table", None)
-    trained = encoding.scheme in TRAINED and table is not None
-    return list(table.leaf.names) if trained else []
+    return list(table.leaf.names) if table is not None and encoding.scheme in TRAINED else []
 
 
 TRAINED = frozenset(("learned", "t5-buckets", "clipped", "relative-table"))
