@@ -20,7 +20,7 @@ from fixtures.mutants.running import MODES, full, said, same
 
 # One or two of each group, of different rules.
 SAMPLE = {
-    "glm": ("frequencies-rounded", "keys-not-turned", "cached-steps-one-ahead", "positions-clamped"),
+    "glm": ("frequencies-rounded", "keys-not-turned", "positions-clamped"),
     "gpt2": ("row-not-a-number", "positions-start-again", "rows-shuffled"),
     "bloom": ("bias-grows-with-distance", "bias-lost-at-cached-steps"),
 }
