@@ -236,7 +236,7 @@ def _flush() -> None:
 
 
 def settle() -> None:
-    """Give what is written to a closed stderr somewhere to go, and take away sizes of a terminal that are no numbers."""
+    """Give what is written to a closed stderr somewhere to go; forget a size of the terminal that is no number."""
     for name in ("COLUMNS", "LINES"):
         value = os.environ.get(name, "")
         if not (value.isascii() and value.isdecimal()):

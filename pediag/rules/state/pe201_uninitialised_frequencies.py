@@ -284,9 +284,11 @@ class _Looked:
                 if whole is not None:
                     seen.setdefault((site.module, node.shape), {})[whole] = site
         for found in seen.values():
-            site = found.get(0.0)
-            leaf = _table_of(site.position[0]) if site is not None else None
-            if site is None or not (set(found) == {0.0, 1.0} or _annuls(site, leaf)):
+            if 0.0 not in found:
+                continue
+            site = found[0.0]
+            leaf = _table_of(site.position[0])
+            if not (set(found) == {0.0, 1.0} or _annuls(site, leaf)):
                 continue
             what = "is 0 where sines should be, and every cosine is 1: nothing turns"
             bad = Bad(0, 0.0, what if len(found) > 1 else "is 0, as is all of the table: every product is 0")
