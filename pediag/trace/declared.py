@@ -312,6 +312,12 @@ def _boxes(config: Any, model: nn.Module) -> Iterator[Input]:
     yield Input(_FLOAT, ("B", "N", 4))
 
 
+def _flattened(config: Any, model: nn.Module) -> Iterator[Input]:
+    """Patches in a row, each behind the numbers of its row and column (Pix2Struct)."""
+    patch = _first(config, ("patch_size",), 16)
+    yield Input(_FLOAT, ("B", "N", 2 + _channels(config) * patch * patch))
+
+
 # Arguments that have a default, and that some models need all the same.
 _BESIDE = ("bbox", "feature_attention_mask")
 
@@ -321,6 +327,7 @@ _NAMED: dict[str, Readings] = {
     "input_features": _features,
     "audio_mel": _features,
     "bbox": _boxes,
+    "flattened_patches": _flattened,
     "input_values": _samples,
     "decoder_input_values": _decoded,
 }
