@@ -69,7 +69,9 @@ def _ways(model: nn.Module, names: list[str]) -> Iterator[Maker]:
     accepted = inspect.signature(model.forward).parameters
     beside = [name for name in _BESIDE if name in accepted and name not in names]
     beside += [name for name in (f"{names[0]}_mask",) if name in accepted and name not in names]
-    for asked in (names, [*names, *beside]) if beside else (names,):
+    ways = [names, [*names, *beside]] if beside else [names]
+    # Without boxes a model of pages makes them up, all alike: what its code calls content would be a constant.
+    for asked in reversed(ways) if "bbox" in beside else ways:
         for together in _together(model, model.config, asked, accepted):
             yield _maker({**together, **_no_cache(accepted)})
             if "use_cache" in accepted:
