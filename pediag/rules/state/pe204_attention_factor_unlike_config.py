@@ -131,6 +131,10 @@ def _close(item: Served, wanted: list[float]) -> bool:
     found = encoding.attention_factor
     if any(abs(found / value - 1) <= _allowed(item) for value in wanted):
         return True
+    # Queries and keys that carry half of the score scale each, D ** -0.25, after they were turned.
+    halved = [value * encoding.head_width**-0.25 for value in wanted] if encoding.head_width else []
+    if any(abs(found / value - 1) <= _allowed(item) for value in halved) and not _carried(item):
+        return True
     return item.meant.kind not in SCALED and not _carried(item)
 
 
