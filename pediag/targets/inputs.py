@@ -89,7 +89,7 @@ def parse_input_spec(text: str) -> InputSpec:
         raise UsageError(f"--input {text!r}: unknown dtype {dtype!r}{allowed}")
     if role is not None and role not in ROLES:
         raise UsageError(f"--input {text!r}: unknown role {role!r}; allowed: {', '.join(ROLES)}")
-    return InputSpec(name, dtype, _dims(text, match["dims"]), _role(role))
+    return InputSpec(name, dtype, _dims(text, match["dims"]), _role(name, dtype, role))
 
 
 def serving_dtype(value: object) -> str | None:
@@ -106,8 +106,10 @@ def serving_dtype(value: object) -> str | None:
     return SERVING[name]
 
 
-def _role(text: str | None) -> Role:
-    return next((role for role in ROLES if role == text), "content")
+def _role(name: str, dtype: str, text: str | None) -> Role:
+    """The role that was written; without one, whole numbers for an argument of positions are positions."""
+    unsaid: Role = "positions" if name in POSITION_ARGUMENTS and "int" in dtype else "content"
+    return next((role for role in ROLES if role == text), unsaid)
 
 
 def _nearest(dtype: str) -> str:

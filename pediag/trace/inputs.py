@@ -129,7 +129,7 @@ def candidates(
     if specs:
         yield lambda sizes: _from_specs(specs, sizes)
     elif example is not None:
-        yield lambda sizes: _from_example(example, sizes)
+        yield lambda sizes: _from_example(example, sizes, tuple(inspect.signature(model.forward).parameters))
     elif declares_inputs(model):
         from pediag.trace.declared import of_model
 
@@ -150,7 +150,8 @@ def _from_specs(specs: Sequence[InputSpec], sizes: Sizes) -> Candidate:
     return Candidate([], dict(kwargs), True)
 
 
-def _from_example(example: Callable[[int], Any], sizes: Sizes) -> Candidate:
+def _from_example(example: Callable[[int], Any], sizes: Sizes, names: Sequence[str] = ()) -> Candidate:
+    """The user's call; ``names`` are the arguments of forward, in order."""
     try:
         made = example(sizes.tokens)
     except Exception as error:
@@ -159,9 +160,17 @@ def _from_example(example: Callable[[int], Any], sizes: Sizes) -> Candidate:
             "model's arguments for that many tokens"
         ) from error
     if isinstance(made, Mapping):
-        return Candidate([], {name: _own(item) for name, item in made.items()}, True)
+        return Candidate([], {name: _own_named(name, item) for name, item in made.items()}, True)
     items = made if isinstance(made, (tuple, list)) else (made,)
-    return Candidate([_own(item) for item in items], {}, True)
+    named = itertools.zip_longest(names[: len(items)], items, fillvalue="")
+    return Candidate([_own_named(name, item) for name, item in named], {}, True)
+
+
+def _own_named(name: str, item: Any) -> Any:
+    """The user's own argument for ``name``; whole numbers given for an argument of positions are positions."""
+    found = _own(item)
+    whole = isinstance(item, torch.Tensor) and item.dtype is not torch.bool and not item.is_floating_point()
+    return replace(found, role="positions") if whole and name in POSITION_ARGUMENTS else found
 
 
 def _own(item: Any) -> Any:

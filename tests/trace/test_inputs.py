@@ -266,6 +266,33 @@ def test_marked_positions_keep_their_numbers() -> None:
     assert torch.equal(made.value(joins(made)[0].position[-1]), expected)
 
 
+class Placed(nn.Module):
+    """Adds a function of the positions that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(D, D)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        return self.project(x) + position_ids[..., None].float().sin()
+
+
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_whole_numbers_for_an_argument_of_positions_keep_their_values(as_mapping: bool) -> None:
+    def example(n: int) -> Any:
+        rows, x = (torch.arange(n) // 4).expand(2, n), torch.zeros(2, n, D)
+        return {"position_ids": rows, "x": x} if as_mapping else (x, rows)
+
+    made = trace(Placed(), example=example)
+    expected = (torch.arange(made.sizes.tokens) // 4).expand(2, -1)[..., None].float().sin()
+    assert torch.equal(made.value(joins(made)[0].position[-1]), expected)
+
+
+def test_real_numbers_for_an_argument_of_positions_may_be_content() -> None:
+    made = trace(Placed(), example=lambda n: (torch.zeros(2, n, D), torch.randn(2, n)))
+    assert not joins(made)
+
+
 def spec(text: str) -> InputSpec:
     return parse_input_spec(text)
 
