@@ -178,6 +178,11 @@ def _options(
     return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust, gather)
 
 
+def refuse(seq_len: int | None, inputs: str | Iterable[str | InputSpec]) -> None:
+    """Raise UsageError for a length in tokens or inputs that :func:`look` would not take."""
+    _options(seq_len, None, None, None, inputs, False, False)
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known of a target before any rule has judged it; ``notes`` as in a report."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from pediag.targets.code.optimizers import module_at
 from pediag.trace.frames import user_frame
@@ -80,20 +80,23 @@ class Probe:
             self._hooks.append(module.register_forward_hook(Hook(after), always_call=True))
 
     def disarm(self) -> None:
-        """Take every hook off."""
+        """Take every hook off, and end what an interrupted forward has left (KeyboardInterrupt runs no hook)."""
         while self._hooks:
             self._hooks.pop().remove()
-        self._modes.clear()
+        while self._modes:
+            mode = self._modes.pop()[1]
+            if threading.get_ident() == self._thread and _get_current_dispatch_mode() is mode:
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _entering(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             # A checkpointed block runs again in the backward pass, maybe in another thread.
             evaluation = not module.training and not torch.is_grad_enabled()
             if (
-                evaluation
+                torch.compiler.is_compiling()  # first, for the compiler reads what comes before it
+                or evaluation
                 or path in self._seen
                 or threading.get_ident() != self._thread
-                or torch.compiler.is_compiling()
             ):
                 return
             mode = _Looking(self, path)
@@ -104,7 +107,9 @@ class Probe:
 
     def _leaving(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if self._modes and self._modes[-1][0] == path and threading.get_ident() == self._thread:
+            if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+                return
+            if self._modes and self._modes[-1][0] == path:
                 self._modes.pop()[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
                 self._seen.add(path)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pediag.check import look
+from pediag.check import look, refuse
 from pediag.errors import PediagError, PediagWarning, UsageError
 from pediag.rules.finding import Finding
 from pediag.rules.learning.pe804_ranks_disagree import COUNTED_TWICE
@@ -63,8 +63,14 @@ class Watch:
         for name, value, least in (("every", every, 1), ("first_step", first_step, 0)):
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} must be a whole number of steps from {least} on; got {value!r}")
+        if not (ranks is None or isinstance(ranks, bool) or hasattr(ranks, "gather")):
+            raise UsageError(f"ranks must be True, False or a pediag.Ranks; got {ranks!r}")
+        inputs = inputs if isinstance(inputs, str) else tuple(inputs)
+        refuse(seq_len, inputs)
         self.model, self.root = model, innermost(model)
         self.optimizers = listed(optimizer) if optimizer is not None else []
+        if optimizer is not None and not self.optimizers:
+            raise UsageError("optimizer is an empty list: give one, or none and call step()")
         self.every, self.steps, self.first_step = every, first_step, first_step
         self.findings: list[Finding] = []
         self.last: dict[str, Any] = {}
@@ -143,11 +149,16 @@ class Watch:
         """Rank 0 writes; the others only where ``{rank}`` stands in the name."""
         rank = torch.distributed.get_rank() if _distributed() else 0
         if self._log is not None:
-            path = os.fspath(self._log)
+            path = self._path()
             if rank == 0 or "{rank}" in path:
                 yield JsonLines(path.replace("{rank}", str(rank)))
         if self._board is not None and rank == 0:
             yield TensorBoard(self._board)
+
+    def _path(self) -> str:
+        if not isinstance(self._log, (str, os.PathLike)):
+            raise UsageError(f"log must be the name of a file; got a {type(self._log).__name__}")
+        return os.fspath(self._log)
 
     def _look(self) -> None:
         known = look(self.model, seq_len=self.seq_len, inputs=self.inputs)
@@ -172,7 +183,8 @@ class Watch:
 
     def _beginning(self, spec: str, notes: list[str]) -> dict[str, Any]:
         watched = self._watched
-        told = ["compiled: scale ratios and attention are not measured"] if self._probe is None else []
+        compiled = self._probe is None and _compiled(self.model)
+        told = ["compiled: scale ratios and attention are not measured"] if compiled else []
         return {
             "kind": "start",
             "schema_version": SCHEMA_VERSION,
@@ -381,6 +393,8 @@ class Watch:
                 writer.write(record)
             except Exception as error:
                 self._writers.remove(writer)
+                with suppress(Exception):
+                    writer.close()
                 self._warn(f"pediag.watch writes no more to its {type(writer).__name__}: {_told(error)}")
 
     def _timed(self, part: str, do: Callable[[], None]) -> None:
@@ -403,10 +417,13 @@ class Watch:
         self._off.add(part)
         if part == "ranks":
             self._ranks = None
+        what = "ranks are" if part == "ranks" else f"{part} is"
+        what += " not watched any more"
         if part == LOOK:
+            what = "the model could not be looked at, so its positions are not watched"
             self._write(self._beginning(type(self.root).__name__, ["the model could not be looked at"]))
         self._write({"kind": "problem", "step": self.steps, "part": part, "message": _told(error)})
-        self._warn(f"pediag.watch: {part} is not watched any more: {_told(error)}")
+        self._warn(f"pediag.watch: {what}: {_told(error)}")
 
 
 def _told(error: Exception) -> str:

@@ -13,6 +13,9 @@ from pediag.errors import UsageError
 SCHEMA_VERSION = 1
 """Of the records; ``pediag/watching/schema_version_1.json`` is the schema."""
 
+_BEGINNING = b'{"kind": "'
+"""What every record begins with."""
+
 
 class Writer(Protocol):
     """Takes records as they are made."""
@@ -25,17 +28,20 @@ class Writer(Protocol):
 
 
 class JsonLines:
-    """One record a line, each flushed; a file that is there is continued.
+    """One record a line, each flushed; a log that is there is continued, on a line of its own.
 
-    Raises UsageError where it cannot be opened.
+    Raises UsageError where it cannot be opened, and for a file that holds something else: it is left as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
+            cut = _ends_within_a_line(path)
             self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115
+            if cut:
+                self._file.write("\n")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"log: {os.fspath(path)} cannot be written: {reason}") from error
+            raise UsageError(f"log: {os.fspath(path)!r} cannot be written: {reason}") from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a line. Numbers that are not finite become strings, as in the JSON report."""
@@ -50,12 +56,16 @@ class JsonLines:
 class TensorBoard:
     """Scalars of step records under ``pediag/``, into a folder or a SummaryWriter that is there.
 
-    Raises UsageError where tensorboard is not installed.
+    Raises UsageError where tensorboard is not installed, and for what is neither.
     """
 
     def __init__(self, where: Any) -> None:
         self._own = isinstance(where, (str, os.PathLike))
         if not self._own:
+            if not hasattr(where, "add_scalar"):
+                raise UsageError(
+                    f"tensorboard must be a folder or a SummaryWriter; got a {type(where).__name__}"
+                )
             self._writer = where
             return
         try:
@@ -64,7 +74,13 @@ class TensorBoard:
             raise UsageError(
                 "tensorboard is not installed: pip install tensorboard, or leave tensorboard= out"
             ) from error
-        self._writer = SummaryWriter(str(where))
+        try:
+            self._writer = SummaryWriter(os.fspath(where))
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(
+                f"tensorboard: {os.fspath(where)!r} cannot be used as a folder: {reason}"
+            ) from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a step; of a finding its message."""
@@ -93,6 +109,17 @@ def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 if isinstance(value, float):
                     yield f"{group}/{name}/{what}", value
     yield "cost_s", record["cost_s"]
+
+
+def _ends_within_a_line(path: str | os.PathLike[str]) -> bool:
+    """Whether a log that is there stops within a record. Raises UsageError for a file that is no log."""
+    if not os.path.isfile(path) or os.path.getsize(path) == 0:
+        return False
+    with open(path, "rb") as file:
+        if not file.read(len(_BEGINNING)).startswith(_BEGINNING):
+            raise UsageError(f"log: {os.fspath(path)!r} holds something else than a log; give another name")
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _plain(item: Any) -> Any:

@@ -70,3 +70,15 @@ def test_flex_attention_runs():
             assert torch.allclose(model(batch()), expected)
             watch.step()
     assert watch.last["scale"]
+
+
+def test_the_compiler_passes_by_the_hooks_of_a_watch():
+    """What it cannot read in a hook it warns of, and breaks the graph at."""
+    torch.compiler.reset()
+    model = made(Learned)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with warnings.catch_warnings(record=True) as caught, pediag.watch(model, optimizer, every=1):
+        warnings.simplefilter("always")
+        torch.compile(model, backend="eager")(batch()).sum().backward()
+        optimizer.step()
+    assert not [item for item in caught if "get_ident" in str(item.message)]

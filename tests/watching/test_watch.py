@@ -243,6 +243,22 @@ def test_an_exception_in_forward_leaves_no_mode():
     assert watch.steps == 2 and watch.last["scale"]
 
 
+def test_an_interrupt_in_forward_leaves_no_mode():
+    """torch calls no hook after a KeyboardInterrupt."""
+
+    class Interrupted(Learned):
+        def forward(self, ids):
+            out = super().forward(ids)
+            if self.training and int(ids.shape[0]) == 3:
+                raise KeyboardInterrupt
+            return out
+
+    model = made(Interrupted)
+    with pytest.raises(KeyboardInterrupt), pediag.watch(model, adamw(model), every=1):
+        model(torch.ones(3, 5, dtype=torch.long))
+    assert torch._C._len_torch_dispatch_stack() == 0 and hooks(model) == 0
+
+
 def test_evaluation_between_steps_is_not_measured():
     model = made(Learned)
     optimizer = adamw(model)
@@ -301,7 +317,23 @@ def test_a_model_that_cannot_be_looked_at_trains_all_the_same():
 
     model = Reading()
     watch, warned = run(model, adamw(model), 2, every=1)
-    assert watch.steps == 2 and len(warned) == 1 and "the look at the model" in warned[0]
+    assert watch.steps == 2 and len(warned) == 1 and "the model could not be looked at" in warned[0]
+
+
+def test_of_a_model_that_could_not_be_looked_at_nothing_is_said_that_is_not_so(tmp_path):
+    class Raising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tok = nn.Embedding(50, 50)
+
+        def forward(self, ids):
+            raise OSError("no file")
+
+    model = made(Raising)
+    log = tmp_path / "run.jsonl"
+    with pytest.warns(PediagWarning, match="could not be looked at"), pediag.watch(model, log=log):
+        pass
+    assert records(log)[0]["notes"] == ["the model could not be looked at"]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +344,12 @@ def test_a_model_that_cannot_be_looked_at_trains_all_the_same():
         ({"first_step": -1}, "first_step"),
         ({"optimizer": 3}, "must be a torch.optim.Optimizer"),
         ({"log": "/nowhere/at/all.jsonl"}, "cannot be written"),
+        ({"log": 5}, "log must be the name of a file; got a int"),
         ({"ranks": True}, "torch.distributed is not initialised"),
+        ({"ranks": "all"}, "ranks must be True, False or a pediag.Ranks; got 'all'"),
+        ({"optimizer": []}, "optimizer is an empty list"),
+        ({"seq_len": 0}, "seq_len must be a whole number"),
+        ({"inputs": "nonsense"}, "'nonsense' cannot be read"),
     ],
 )
 def test_what_cannot_be_meant_is_said_at_once(options, said):
@@ -389,7 +426,7 @@ def test_a_model_that_was_not_seen_still_has_a_whole_log(tmp_path):
 
     model = Nothing()
     optimizer = adamw(model)
-    with pytest.warns(PediagWarning, match="the look at the model"):
+    with pytest.warns(PediagWarning, match="could not be looked at"):
         with pediag.watch(model, optimizer, every=1, log=tmp_path / "run.jsonl"):
             model.one.grad = torch.ones(2)
             optimizer.step()

@@ -27,6 +27,26 @@ def test_each_line_is_there_at_once_and_a_file_is_continued(tmp_path):
     assert len(path.read_text().splitlines()) == 2
 
 
+def test_a_record_that_was_cut_is_not_written_on(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"kind": "step", "step": 6}\n{"kind": "step", "st')
+    writer = JsonLines(path)
+    writer.write(STEP)
+    writer.close()
+    first, cut, last = path.read_text().splitlines()
+    assert cut == '{"kind": "step", "st'
+    assert (json.loads(first)["step"], json.loads(last)["step"]) == (6, 7)
+
+
+@pytest.mark.parametrize("own", ["my notes\n", "import torch", '{"a": 1}', '{"kind"'])
+def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, own):
+    path = tmp_path / "notes.txt"
+    path.write_text(own)
+    with pytest.raises(UsageError, match="holds something else than a log; give another name"):
+        JsonLines(path)
+    assert path.read_text() == own
+
+
 class Writer:
     def __init__(self) -> None:
         self.scalars: dict[str, tuple[float, int]] = {}
@@ -74,3 +94,13 @@ def test_without_tensorboard_there_is_one_clear_line(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="tensorboard is not installed: pip install tensorboard"):
         TensorBoard(tmp_path)
+
+
+def test_a_board_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="tensorboard must be a folder or a SummaryWriter; got a int"):
+        TensorBoard(5)
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="cannot be used as a folder"):
+        TensorBoard(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
