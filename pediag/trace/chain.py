@@ -122,7 +122,7 @@ def _each_once(session: Session) -> dict[str, Any]:
     """The abstract tensors under one name of the module that holds each, so that a pass may replace them."""
     found = {}
     for path, module in session.model.named_modules():
-        for name in (*module._parameters, *module._buffers):
+        for name in (*module._parameters.keys(), *module._buffers.keys()):  # a scripted part has no iterator
             whole = f"{path}.{name}".lstrip(".")
             if whole in session.fakes:
                 found[whole] = session.fakes[whole]

@@ -200,7 +200,7 @@ def _holds_memory(model: nn.Module) -> bool:
     return any(
         _CACHE.search(name)
         for part in model.modules()
-        for name in (*vars(part), *part._buffers, *part._modules)
+        for name in (*vars(part), *part._buffers.keys(), *part._modules.keys())
     )
 
 
