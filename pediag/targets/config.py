@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import json
 import os
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -324,8 +326,21 @@ def _named_values(obj: object) -> Mapping[Any, Any] | None:
         return {name: getattr(obj, name) for name in names if hasattr(obj, name)}
     if callable(as_dict := getattr(obj, "_asdict", None)) and isinstance(made := as_dict(), Mapping):
         return made
-    public = {key: value for key, value in getattr(obj, "__dict__", {}).items() if not key.startswith("_")}
-    return public or None
+    return _attributes(obj) or None
+
+
+def _attributes(obj: object) -> dict[str, Any]:
+    """Public values of an object, and those that its class gives where it has none of its own."""
+    found: dict[str, Any] = {}
+    for level in (*reversed(type(obj).__mro__[:-1]), obj):
+        found.update(getattr(level, "__dict__", {}))
+    kept = {name: value for name, value in found.items() if not name.startswith("_")}
+    return {name: value for name, value in kept.items() if not _is_code(value)}
+
+
+def _is_code(value: object) -> bool:
+    """Whether an attribute of a class is a method, a property or a slot, not a value."""
+    return isinstance(value, types.FunctionType) or hasattr(type(value), "__get__")
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -334,7 +349,8 @@ def _plain(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
         return [_plain(item, depth - 1) for item in value]
-    if isinstance(value, Mapping) or dataclasses.is_dataclass(value) or hasattr(value, "to_dict"):
+    spaces = (Mapping, argparse.Namespace, types.SimpleNamespace)
+    if isinstance(value, spaces) or dataclasses.is_dataclass(value) or hasattr(value, "to_dict"):
         named = _named_values(value)
         if named is not None:
             return {str(key): _plain(item, depth - 1) for key, item in named.items()}

@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 import tracemalloc
+import types
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,8 @@ def test_objects_are_copied() -> None:
     Config.from_object(given).values["a"]["b"].append(2)
     assert given == {"a": {"b": [1]}}
     assert Config.from_object(argparse.Namespace(block_size=3)).get("block_size") == 3
+    nested = types.SimpleNamespace(rope_scaling=types.SimpleNamespace(factor=2.0))
+    assert Config.from_object(nested).get("rope_scaling.factor") == 2.0
     assert Config.from_object(WithToDict()).get("n_positions") == 5
     with pytest.raises(LoadError, match="a int is no configuration"):
         Config.from_object(3)

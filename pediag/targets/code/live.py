@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -76,9 +74,8 @@ def _is_declaration(value: object) -> bool:
         return True
     if isinstance(value, Mapping):
         return looks_like_config(value)
-    if dataclasses.is_dataclass(value) or isinstance(value, argparse.Namespace):
-        return looks_like_config(Config.from_object(value).values)
-    return False
+    holds_values = hasattr(value, "_asdict") or (hasattr(value, "__dict__") and not callable(value))
+    return holds_values and looks_like_config(Config.from_object(value).values)
 
 
 def _refuse_scripted(model: nn.Module, spec: str) -> None:

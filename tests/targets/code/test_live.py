@@ -6,8 +6,9 @@ import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -345,14 +346,43 @@ def test_a_submodule_called_module_is_no_wrapper() -> None:
     assert open_target(holder).module is holder
 
 
-@pytest.mark.parametrize("config", [{"n_layer": 2}, argparse.Namespace(n_layer=2), Declared()])
+class Plain:
+    """Values of the class and of the object."""
+
+    dropout = 0.1
+    n_layer = 3
+
+    def __init__(self) -> None:
+        self.n_layer = 2
+
+    def heads(self) -> int:
+        return 4
+
+
+class Named(NamedTuple):
+    n_layer: int = 2
+
+
+SPACE = types.SimpleNamespace(n_layer=2)
+
+
+@pytest.mark.parametrize(
+    "config", [{"n_layer": 2}, argparse.Namespace(n_layer=2), SPACE, Declared(), Plain(), Named()]
+)
 def test_own_config_of_a_part(config: Any) -> None:
     target = open_target(nn.Sequential(nn.Linear(2, 2), Model(config)))
     assert target.config is not None
     assert target.config.get("n_layer") == 2
 
 
+def test_values_that_a_class_gives_its_configs() -> None:
+    config = Config.from_object(Plain())
+    assert config.values == {"dropout": 0.1, "n_layer": 2}
+
+
 def test_what_is_no_model_configuration_is_left() -> None:
+    assert open_target(Model(types.SimpleNamespace(learning_rate=1.0))).config is None
+    assert open_target(Model(len)).config is None
     assert open_target(Model({"learning_rate": 1.0})).config is None
     assert open_target(Model("text")).config is None
 
