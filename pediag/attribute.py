@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from pediag.check import Known, Progress, alone, look
+from pediag.check import Known, Progress, alone, look, staying
 from pediag.errors import TraceError, UsageError
 from pediag.report.attribution import Attribution
 from pediag.rules import registry
@@ -78,8 +78,9 @@ def attribute(
     say("loading the model")
     model = loading.real_model(opened)
     reader = tokens.reader_of(tokenizer, opened)
-    listed = _listed(inputs, texts, opened, model, reader, seq_len)
-    with alone(model):
+    with staying(opened.spec):
+        listed = _listed(inputs, texts, opened, model, reader, seq_len)
+    with alone(model), staying(opened.spec):
         found = _Run(opened, model, listed, reader, say)
         return found.made(of, baseline, steps, gradients=gradients, attention=attention, told=told)
 

@@ -303,15 +303,21 @@ def _plainly(target: Any) -> AbstractContextManager[None]:
     return on_host()
 
 
-def _run_as_theirs(target: Target, options: Options, step: Progress) -> _Seen:
-    """All facets; an exit out of the model's own code is its failure, not the end of the check."""
+@contextmanager
+def staying(spec: str) -> Iterator[None]:
+    """An exit out of the own code of the model ``spec`` is its failure, a TraceError, and not the end of pediag."""
     try:
-        return _see(target, options, step)
+        yield
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
-        told = f"{target.spec}: running the model raised {describe(error)}"
+        told = f"{spec}: running the model raised {describe(error)}"
         raise TraceError(f"{told}; a forward should return, not leave the program") from error
+
+
+def _run_as_theirs(target: Target, options: Options, step: Progress) -> _Seen:
+    with staying(target.spec):
+        return _see(target, options, step)
 
 
 def _see(target: Target, options: Options, step: Progress) -> _Seen:

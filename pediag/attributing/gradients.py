@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pediag.attributing.model import SMALL_DELTA
+from pediag.attributing.moving import told
 from pediag.attributing.slots import Slot
 from pediag.errors import UsageError
 
@@ -149,6 +150,6 @@ class _Way:
 
 
 def _attribute(captum: Any, inputs: Any, starts: Any) -> tuple[torch.Tensor, ...]:
-    with warnings.catch_warnings(), torch.enable_grad():
+    with warnings.catch_warnings(), torch.enable_grad(), told("with gradients the model"):
         warnings.simplefilter("ignore")
         return tuple(captum.attribute(inputs, starts, n_steps=STEPS, internal_batch_size=1))

@@ -45,6 +45,7 @@ class Seer(Watcher):
         self.length = length
         self.found: list[Weights] = []
         self.others: set[tuple[int, int]] = set()
+        self.broken: list[str] = []
 
     def seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call, and keep its weights where it is an attention."""
@@ -71,16 +72,19 @@ class Seer(Watcher):
         if weights.shape[-2:] != (self.length, self.length):
             self.others.add((weights.shape[-2], weights.shape[-1]))
             return
+        if not bool(weights.isfinite().all()):
+            self.broken.append(self.place.module)
+            return
         heads = weights.reshape(-1, self.length, self.length).double().cpu().clone()
         self.found.append(Weights(self.place.module, heads, recomputed_))
 
 
 def sums_to_one(weights: torch.Tensor) -> bool:
-    """Whether the last axis is the one that a softmax ran along."""
+    """Whether the last axis is the one that a softmax ran along; what is no number is passed over."""
     if weights.dim() < 2 or not weights.is_floating_point():
         return False
     sums = weights.detach().double().sum(-1)
-    return bool(((sums - 1).abs() < 1e-2).all())
+    return bool((((sums - 1).abs() < 1e-2) | sums.isnan()).all())
 
 
 def recomputed(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -96,7 +100,8 @@ def recomputed(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         mask = torch.ones(N, M, dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.double()
-    return torch.nan_to_num(torch.softmax(scores, -1))
+    unseen = (scores == -math.inf).all(-1, keepdim=True)  # a query that may see no key has no weights
+    return torch.softmax(scores, -1).masked_fill(unseen, 0.0)
 
 
 def attention_map(
@@ -112,14 +117,18 @@ def attention_map(
         for head in range(len(one.values))
     ]
     causal = bool(seer.found) and all(float(one.values.triu(1).abs().max()) < 1e-6 for one in seer.found)
-    hidden = _hidden(seer) if expected and not heads else ""
+    hidden = _hidden(seer) if seer.broken or expected and not heads else ""
     return AttentionMap(
         list(words), heads, bins, list(separators), any(one.recomputed for one in seer.found), causal, hidden
     )
 
 
 def _hidden(seer: Seer) -> str:
-    """Why there are no maps."""
+    """Why there are no maps, or not all."""
+    if seer.broken:
+        named = ", ".join(module or "the model" for module in seer.broken[:4])
+        more = f" and {len(seer.broken) - 4} more" if len(seer.broken) > 4 else ""
+        return f"weights are not finite in {named}{more}: look for NaN and infinity in what the model holds"
     if not seer.others:
         return SET
     sizes = ", ".join(f"{N} by {M}" for N, M in sorted(seer.others))

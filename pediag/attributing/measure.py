@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ def _attributed(
         if own
     }
     value = made["token"].value
+    _finite(chosen, value, [one for side in made.values() for one in side.attributions])
     test = ablation.Trial(lambda variables: score(variables, slots), slots, value)
     token = _side(sides["token"], made["token"], fed.length)
     position = _side(sides["position"], made["position"], fed.length) if sides["position"] else None
@@ -102,6 +104,16 @@ def _attributed(
     found.missed, found.references = missed, references(slots)
     _compare(found, test)
     return found
+
+
+def _finite(chosen: Objective, value: float, attributions: Sequence[torch.Tensor]) -> None:
+    """Raise UsageError where the number, or a gradient, is not finite: shares and deltas of such mean nothing."""
+    if not math.isfinite(value):
+        raise UsageError(
+            f"{value} is what the model gives on this input ({chosen.told}): look for NaN and infinity in its weights"
+        )
+    if not all(bool(one.isfinite().all()) for one in attributions):
+        raise UsageError(f"the gradient of the number that is attributed ({chosen.told}) is not finite")
 
 
 def _compare(found: TextAttribution, test: ablation.Trial) -> None:

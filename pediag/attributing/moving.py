@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from pediag.errors import UsageError
+from pediag.errors import PediagError, UsageError, out_of_memory
 from pediag.targets import describe
 from pediag.trace import Frame
 from pediag.trace.frames import user_frame
@@ -65,6 +65,19 @@ class Found:
     lookups: list[Lookup] = field(default_factory=list)
 
 
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Tell what the user's code raises as a UsageError; what is one, and a lack of memory, is passed on."""
+    try:
+        yield
+    except PediagError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise UsageError(f"{what} raised {describe(error)}") from error
+
+
 class Runner:
     """Calls a model that the caller has made sure is left untouched."""
 
@@ -73,8 +86,8 @@ class Runner:
         self.place = Place()
 
     def plain(self) -> Any:
-        """What the model returns."""
-        with torch.no_grad():
+        """What the model returns. Raises UsageError with what the model raises."""
+        with torch.no_grad(), told("on this input forward"):
             return self._call(None)
 
     def find(self, wanted: Sequence[Wanted]) -> Found:
@@ -90,15 +103,13 @@ class Runner:
     def moved(self, values: Mapping[Use, torch.Tensor], inputs: Mapping[int, torch.Tensor]) -> Any:
         """What the model returns with other values at their uses, and in place of the inputs of these ids."""
         args, kwargs = _with_inputs((self.args, self.kwargs), inputs) if inputs else (self.args, self.kwargs)
-        return self._call(_Mover(self.place, values), args, kwargs)
+        with told("with other values of positions or tokens forward"):
+            return self._call(_Mover(self.place, values), args, kwargs)
 
     def _first(self, mode: TorchFunctionMode) -> Any:
         """Call the model with its own input. Raises UsageError with what the model raises."""
-        try:
-            with torch.no_grad():
-                return self._call(mode)
-        except Exception as error:
-            raise UsageError(f"on this input forward raised {describe(error)}") from error
+        with torch.no_grad(), told("on this input forward"):
+            return self._call(mode)
 
     def _call(self, mode: TorchFunctionMode | None, args: Any = None, kwargs: Any = None) -> Any:
         with ExitStack() as stack:

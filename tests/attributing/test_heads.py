@@ -164,3 +164,14 @@ def test_heads_of_other_places_are_told_by_their_sizes():
 def test_a_head_is_a_sink_above_eps():
     head = HeadMap("a", 0, 0.31, None, 1.0, 1.0, 1.0, [1.0], [1.0])
     assert head.sink and not HeadMap("a", 0, 0.3, None, 1.0, 1.0, 1.0, [1.0], [1.0]).sink
+
+
+@pytest.mark.parametrize("way", ["written", "masked", "fused"])
+def test_weights_that_are_no_numbers_are_no_map(way):
+    model = Attending(way).eval()
+    with torch.no_grad():
+        model.k.weight[0] = math.nan
+    found = pediag.attribute(model, (torch.randn(1, N, WIDTH),), gradients=False)
+    (one,) = found.maps
+    assert one.heads == [] and "weights are not finite in the model" in one.hidden
+    assert found.verdict == "nothing-measured" and found.exit_code() == 3

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pediag
+from pediag.errors import TraceError, UsageError
 from pediag.report.attribution import Attribution
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -226,6 +227,66 @@ def test_a_large_delta_concludes_nothing():
     (outcome,) = [one for one in found.outcomes if one.rule.code == "PE802"]
     assert outcome.status == "could-not-check" and "delta" in outcome.reason
     assert found.verdict == "inconclusive" and "no share" in str(found)
+
+
+class Endless(torch.autograd.Function):
+    """Gives what it is given; its gradient is infinite."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return gradient * math.inf
+
+
+class Backless(Endless):
+    """The same without a way back."""
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no way back")
+
+
+class Behind(Sum):
+    """What stands behind a function of one's own."""
+
+    def __init__(self, function: type[Endless]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.function.apply(super().forward(ids))
+
+
+class Leaving(Sum):
+    """Leaves the program."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+
+class Undone(Sum):
+    """A weight that is no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens.weight.data[5] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "said"),
+    [
+        (lambda: Behind(Endless), UsageError, "the gradient of the number .* is not finite"),
+        (lambda: Behind(Backless), UsageError, "with gradients the model raised RuntimeError: no way back"),
+        (Leaving, TraceError, "raised SystemExit: 0 .*a forward should return"),
+        (Undone, UsageError, "nan is what the model gives on this input"),
+    ],
+)
+def test_what_gives_no_numbers_is_said_in_a_line(model, error, said):
+    with pytest.raises(error, match=said):
+        attributed(model())
 
 
 def test_the_model_is_left_as_it_was():
