@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def stuck(trace: Trace) -> Iterator[Site]:
     """Joins of content with a table that has a row a token and whose rows are all equal, made in forward of positions.
 
-    Not those whose frequencies are the reason: stored ones that are all zero, or not finite.
+    Not those whose frequencies are the reason: stored ones that are all zero, or not finite. Nor those that count from
+    special tokens, of which a text that is made up has none.
     """
     for site in trace.graph.constant_sites:
         table = site.position[0]
@@ -21,8 +22,36 @@ def stuck(trace: Trace) -> Iterator[Site]:
             _row_a_token(trace, site, table)
             and _of_positions(trace, table)
             and not _no_frequencies(trace, table)
+            and not _counts_from_marks(trace, table)
         ):
             yield site
+
+
+def _counts_from_marks(trace: Trace, table: Node) -> bool:
+    """Whether the rows of ordinary tokens differ once a few others are special: ends of sentences, padding."""
+    import torch
+
+    from pediag.trace import Unavailable
+    from pediag.trace.evaluate import Evaluator
+    from pediag.trace.graph import ancestors
+    from pediag.trace.numbers import varies
+
+    tokens = trace.sizes.tokens
+    marks = [0, tokens // 4, tokens // 2, tokens - 1]
+    given = {}
+    for node in ancestors(table):
+        if node.op == "assume" and tokens in node.shape:
+            given[node] = torch.full(node.shape, node.args[1])
+            given[node].movedim(node.shape.index(tokens), 0)[marks] = not node.args[1]
+    if not given:
+        return False
+    try:
+        rows = Evaluator(surrogates=True)(table, given)
+    except Unavailable:
+        return True
+    ordinary = torch.tensor([place for place in range(tokens) if place not in marks])
+    axes = [axis for axis, size in enumerate(rows.shape) if size == tokens]
+    return any(varies(rows.index_select(axis, ordinary), axis) for axis in axes)
 
 
 def _row_a_token(trace: Trace, site: Site, table: Node) -> bool:

@@ -28,6 +28,7 @@ whether the rows that positions below ``seq_len`` read differ at all.
   (see PE703, PE704): the ids matter there where distances within a text are not those of the row.
 - Ids that an absolute scheme ignores are PE704. A model in which no position reaches attention at all is PE305, zero
   frequencies are PE201.
+- Places that are counted from special tokens (ends of sentences, padding) are tried with a few of them in the text.
 - Ids that are compared with each other, as for a mask by document, have an effect; that the rotation ignores them is a
   note.
 - Tables of a part that did not run (another modality), copies of tables that are used, and tables for further kinds of

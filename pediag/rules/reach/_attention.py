@@ -211,16 +211,17 @@ def _picked(trace: Trace, mask: Node, chosen: Any) -> dict[Node, Any]:
     from pediag.trace.graph import ancestors
 
     found: dict[Node, Any] = {}
+    tokens = _tokens(trace, mask)
     for node in ancestors(mask):
-        if node.op_name != "index" or node.shape.count(trace.seq_len) != 1:
+        if node.op_name != "index" or node.shape.count(tokens) != 1:
             continue
         try:
             value = trace.value(node)
         except Unavailable:
             continue
-        axis = node.shape.index(trace.seq_len)
+        axis = node.shape.index(tokens)
         shape = [-1 if k == axis else 1 for k in range(len(node.shape))]
-        if bool((value == chosen.new_tensor(range(trace.seq_len)).view(shape)).all()):
+        if bool((value == chosen.new_tensor(range(tokens)).view(shape)).all()):
             found[node] = chosen.to(node.dtype).view(shape).expand(node.shape)
         elif bool((value == value.flatten()[0]).all()):
             found[node] = value
@@ -237,14 +238,21 @@ def _counters(trace: Trace, mask: Node) -> Iterator[Node]:
         return
     if any(node.op_name == "cumsum" and node not in _documents(trace, mask) for node in program):
         return
+    tokens = _tokens(trace, mask)
     for node in program:
-        if node.op_name not in ("arange", "linspace", "leaf") or node.shape != (trace.seq_len,):
+        if node.op_name not in ("arange", "linspace", "leaf") or node.shape != (tokens,):
             continue
         try:
-            if trace.value(node).tolist() == list(range(trace.seq_len)):
+            if trace.value(node).tolist() == list(range(tokens)):
                 yield node
         except Unavailable:
             continue
+
+
+def _tokens(trace: Trace, mask: Node) -> int:
+    """How many tokens a mask is for: a part of the model may have another number of them than its input."""
+    queries, keys = mask.shape[-2:]
+    return keys if queries == keys else trace.seq_len
 
 
 def _documents(trace: Trace, mask: Node) -> dict[Node, Any]:

@@ -178,6 +178,18 @@ def test_a_window_caps_the_distance(style: str, window: int) -> None:
         assert finding.severity == ("note" if style == "both sides" else "warning")
 
 
+class Upsampled(Windowed):
+    """Twice as many tokens and one more than are fed, as where a decoder of sound makes frames of codes."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(F.pad(ids.repeat_interleave(2, 1), (0, 1)))
+
+
+def test_a_window_over_other_tokens_than_are_fed() -> None:
+    (finding,) = findings(Upsampled("compare", 700).eval(), seq_len=3000)
+    assert finding.evidence.expected == 700
+
+
 def test_no_window_and_no_causal_mask() -> None:
     (causal,) = findings(Windowed("none", 0).eval(), seq_len=3000)
     (both,) = findings(Windowed("bidirectional", 0).eval(), seq_len=3000)
