@@ -12,10 +12,12 @@ fires when
 - both sides read the half of T5's rows that belongs to one side, and the other half is never read,
 - the row of a fixed distance changes with the length of the text,
 - entries of a shifted term belong to the query before or after their own,
+- displacements in rows and columns (Swin, BEiT) share a row, though the table has one for each,
 - a map modelled on T5's differs from it.
 
 The last is a warning where the model declares no T5 and less than 90 % of the offsets agree; offsets that one slip
-moves from the last row to another count once a side. Half of the rows unread is a warning.
+moves from the last row to another count once a side. Half of the rows unread is a warning, and so are displacements
+that share a row where it is no multiple of one coordinate plus a multiple of the other.
 
 ## Why it matters
 
@@ -31,11 +33,14 @@ starts at the smallest n with ``(n/e)^(b'-e) >= (M/e)^k``. The row of an offset 
 between a short text and the length asked about. Symmetric maps (the same rows for both sides) that use their whole
 table, and maps with the sides in the other order, are let be: they are designs, or a permutation of what is learned.
 
+A map of h by w places that knows displacements alone has (2h - 1)(2w - 1) of them; it is judged where the table has
+that many rows or more. One that leaves out a coordinate, or is its own mirror image, is a design.
+
 ## Known limits
 
-Maps by two coordinates (Swin, BEiT) and rows that only rotate through the table are not judged. The comparison of
-lengths needs an index of at most 2^23 entries (2,896 tokens); above that, and for terms that are shifted by views,
-one length is judged. Whether a map of its own is meant cannot be known.
+Rows that only rotate through the table, and maps by three coordinates, are not judged. The comparison of lengths needs
+an index of at most 2^23 entries (2,896 tokens); above that, and for terms that are shifted by views, one length is
+judged. Whether a map of its own is meant cannot be known.
 
 ## Fix
 
@@ -64,6 +69,7 @@ import numpy as np
 from pediag.rules._bias import Biased, biased, causes, layers_of
 from pediag.rules.finding import Evidence, Finding, Fix
 from pediag.rules.geometry._buckets import LEAST, Fault, faults, moved
+from pediag.rules.geometry._displacements import shared_displacements
 from pediag.rules.rule import Facets, rule
 
 if TYPE_CHECKING:
@@ -104,6 +110,9 @@ def _faults(facets: Facets, item: Biased) -> Iterator[Fault]:
         yield length
     if encoding.scheme == "content-relative":
         yield from _shifted(encoding)
+    displaced = shared_displacements(item)
+    if displaced is not None:
+        yield displaced
     buckets = _map_of(encoding)
     behind, ahead = _sight(item)
     if buckets and (behind or ahead):
@@ -185,7 +194,13 @@ def _finding(facets: Facets, items: list[Biased], fault: Fault) -> Finding:
     )
 
 
-_UNITS = {"shared": "shared rows", "blind": "rows", "unsigned": "rows", "strayed": "entries"}
+_UNITS = {
+    "shared": "shared rows",
+    "blind": "rows",
+    "unsigned": "rows",
+    "strayed": "entries",
+    "displaced": "displacements",
+}
 
 _EFFECTS = {
     "shared": "Among {length:,} tokens a key behind and another ahead get one bias, whatever is trained.",
@@ -196,6 +211,7 @@ _EFFECTS = {
     "{length:,} tokens; trained from scratch the map can be learned.",
     "length": "What was learned of a distance in texts of one length is read for another at {length:,} tokens.",
     "strayed": "At {length:,} tokens these scores depend on a neighbour's content in place of their own.",
+    "displaced": "Patches that lie differently to a query get one bias, whatever is trained ({length:,} tokens).",
     "mixed": "At {length:,} tokens pairs at one distance are told different distances.",
 }
 
@@ -209,5 +225,7 @@ _FIXES = {
     "unlike": "Use the published map: half of a side's rows exact, the others up to max_distance, computed in float32.",
     "length": "Take the largest distance and the centre from the config, not from the length of the text.",
     "strayed": "Of the padded and reshaped term keep rows 1 onward ([1:], not [:-1]); hide or compute the keys ahead.",
+    "displaced": "Make both coordinates start at 0, then multiply the first by the number of values of the second, "
+    "(down + h - 1) * (2 * w - 1) + right + w - 1.",
     "mixed": "Shift each query's row by its own position: entry (i, j) must depend on j - i alone.",
 }

@@ -202,3 +202,61 @@ def test_the_stated_number_is_counted_here() -> None:
 
 def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"
+
+
+# -- maps by two coordinates -----------------------------------------
+
+
+class Patches(nn.Module):
+    """Attention over windows of ``height`` by ``width`` patches, and ``prefix`` tokens with rows of their own."""
+
+    def __init__(
+        self, height: int, width: int, mapped: Callable[[Tensor, Tensor], Tensor], rows: int, prefix: int = 0
+    ) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.table = (
+            nn.Embedding(97, 32),
+            nn.Linear(32, 96),
+            nn.Embedding(rows + prefix, 4),
+        )
+        place = torch.arange(height * width)
+        down, right = place // width, place % width
+        index = torch.full((place.numel() + prefix, place.numel() + prefix), rows)
+        index[prefix:, prefix:] = mapped(down - down[:, None], right - right[:, None])
+        self.register_buffer("index", index)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n = self.index.shape[0]
+        x = self.embed(ids[:, : ids.shape[1] // n * n].unflatten(1, (-1, n)).flatten(0, 1))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        score = q @ k.mT + self.table(self.index).permute(2, 0, 1)
+        return (score.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def grid(*args: Any) -> list[tuple[str, Any]]:
+    return [(item.severity, item.evidence.measured) for item in findings(Patches(*args).eval(), CODE, 128)]
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_displacements_that_share_a_row(prefix: int) -> None:
+    # 3 by 5 places have 5 * 9 = 45 displacements; the step has to be 9.
+    right = grid(3, 5, lambda down, right: (down + 2) * 9 + right + 4, 45, prefix)
+    assert right == []
+    # Steps of 7 reach rows 0 to 4 * 7 + 8 = 36, all of them: 8 displacements have no row of their own.
+    slipped = grid(3, 5, lambda down, right: (down + 2) * 7 + right + 4, 45, prefix)
+    assert slipped == [("error", 8)]
+
+
+def test_indices_below_zero_count_from_the_end() -> None:
+    assert grid(3, 5, lambda down, right: down * 9 + right, 45) == []
+    # Of 36 + 4 + 36 + 4 + 1 = 81 indices modulo 45 each row is read.
+    assert grid(3, 5, lambda down, right: down * 11 + right, 45)[0][0] == "error"
+
+
+def test_maps_of_displacements_that_are_meant() -> None:
+    assert grid(3, 4, lambda down, right: down.abs() * 4 + right.abs(), 60) == []
+    assert grid(3, 4, lambda down, right: down + 2, 60) == []
+    assert grid(3, 4, lambda down, right: (down + 2) * 3 + right.clamp(-1, 1) + 1, 15) == []
+    assert grid(3, 4, lambda down, right: down * 4 + right + 11, 60) == []
+    clipped = grid(3, 4, lambda down, right: (down + 2) * 3 + right.clamp(-1, 1) + 1, 60)
+    assert [severity for severity, _ in clipped] == ["warning"]
