@@ -149,8 +149,11 @@ def _measured(facets: Facets, encoding: Rotary) -> Switch | None:
     both = _multiplied(facets, encoding, trace) or steps(facets, encoding)
     if both is None or not _changed(*both):
         return None
-    before, after = both
-    return Switch("", trace.seq_len, before, after, where(encoding), layers_text(encoding), facets.seq_len)
+    # The length asked about may be below that of the short pass.
+    (at, before), (between, after) = sorted(
+        zip((trace.seq_len, facets.seq_len), both, strict=True), key=lambda pair: pair[0]
+    )
+    return Switch("", at, before, after, where(encoding), layers_text(encoding), between)
 
 
 def _changed(before: Floats, after: Floats) -> bool:
@@ -233,7 +236,7 @@ def _what(switch: Switch) -> str:
 
 def _effect(switch: Switch, n: int) -> str:
     last = switch.at - 1
-    when = "The next token switches: keys" if n <= switch.at else "Keys"
+    when = "The next token switches: keys" if n <= switch.at and switch.between is None else "Keys"
     return (
         f"{when} cached up to token {last:,} keep the old frequencies, {switch.change * last:.3g} rad away from what "
         "queries after the switch expect; a generation or chunked prefill across it differs from a full pass."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,8 @@ class Switching(Attention):
         if self.kind == "grown":
             longest = max(n, 512)
             return (1e4 * (2 * longest / 512 - 1) ** (32 / 30)) ** -i
+        if self.kind == "early":
+            return 1e4**-i / max(n / 16, 1)
         if self.kind == "off by one":
             return 1e4**-i / (torch.linspace(1, 8, 16) if n >= 512 else 1.0)
         return 1e4**-i / 2
@@ -206,3 +209,15 @@ def test_reported_tables(report: str) -> None:
     assert finding.evidence.measured == pytest.approx(change * (length - 1), rel=1e-4)
     assert not findings(Switching(kind).eval(), "PE507", seq_len=511)
     assert not findings(Switching("static").eval(), "PE507", seq_len=length)
+
+
+def test_a_length_below_that_of_the_short_pass() -> None:
+    (finding,) = findings(Switching("early").eval(), "PE507", seq_len=24)
+    said = re.search(
+        r"between (\d+) and (\d+) tokens: pair 0 turns by ([\d.]+) instead of ([\d.]+)", finding.message
+    )
+    assert said is not None
+    least, most = int(said[1]), int(said[2])
+    assert least == 24 < most
+    assert [float(said[4]), float(said[3])] == pytest.approx([16 / least, 16 / most], rel=1e-3)
+    assert finding.effect.startswith("Keys cached")
