@@ -145,13 +145,14 @@ def relative(read: Read, side: str) -> Encoding:
     encoding: Encoding
     if isinstance(found, ClipMap) and (found.k < max(read.offsets) or _is_clipped(read.index)):
         encoding = _clipped(read, found, table, side)
-    elif isinstance(found, BucketMap) or _shares_rows(read.offsets):
+    elif isinstance(found, BucketMap) or (_shares_rows(read.offsets) and not _ends(read.offsets)):
         encoding = _bucketed(read, found if isinstance(found, BucketMap) else None, table)
     else:
         encoding = RelativeTable(buckets=read.offsets, table=table)
         by = "distance" if read.offsets else "query and key"
+        shared = ", shared by the farthest" * _shares_rows(read.offsets)
         encoding.parameters = {"rows": rows, "by": by, "sides": [side], "trainable": read.leaf.trainable}
-        encoding.title = f"relative table, {rows:,} rows by {by}"
+        encoding.title = f"relative table, {rows:,} rows by {by}{shared}"
     encoding.node, encoding.leaves = read.node, leaf_names(read.node)
     return encoding
 
@@ -164,6 +165,13 @@ def _width(read: Read) -> int:
 def _shares_rows(offsets: dict[int, int]) -> bool:
     """Whether some distances read one row."""
     return len(set(offsets.values())) < len(offsets)
+
+
+def _ends(offsets: dict[int, int]) -> bool:
+    """Whether every distance has a row of its own up to an end on either side, as a clip with two bounds has it."""
+    steps = np.diff([offsets[o] for o in sorted(offsets)])
+    within = np.flatnonzero(steps)
+    return within.size > 1 and bool((steps[within[0] : within[-1] + 1] == np.sign(steps[within[0]])).all())
 
 
 def _is_clipped(index: Node) -> bool:

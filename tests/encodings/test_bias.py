@@ -255,6 +255,20 @@ def test_clipped_scalars_of_either_sign(sign: int) -> None:
     assert encoding.parameters.get("reversed", False) is (sign < 0)
 
 
+@pytest.mark.parametrize(("behind", "ahead"), [(12, 4), (3, 20), (9, 0)])
+def test_a_clip_with_another_limit_on_each_side_is_a_relative_table(behind: int, ahead: int) -> None:
+    """Each distance within the limits has a row of its own, so that these are no buckets."""
+
+    def join(model: nn.Module, scores: Tensor) -> Tensor:
+        return scores + model.table[offsets(scores).clamp(-behind, ahead) + behind].permute(2, 0, 1)
+
+    rows = behind + ahead + 1
+    (encoding,) = found(Scores(join, table=nn.Parameter(torch.randn(rows, 4))))
+    assert isinstance(encoding, RelativeTable)
+    assert encoding.buckets == {o: min(max(o, -behind), ahead) + behind for o in encoding.buckets}
+    assert (encoding.table.rows, encoding.parameters["by"]) == (rows, "distance")
+
+
 def test_a_row_for_every_distance_is_a_relative_table() -> None:
     def join(model: nn.Module, scores: Tensor) -> Tensor:
         return scores + model.table[:, offsets(scores) + 255]
