@@ -77,6 +77,8 @@ def check(facets: Facets) -> Iterator[Finding]:
     judged = [item for item in facets.encodings if item.scheme in ("t5-buckets", "clipped", "relative-table")]
     if not judged:
         raise NotApplicable("no encoding by a bounded relative distance")
+    if all(item.parameters.get("by") == "query and key" for item in judged):
+        raise NotApplicable("relative tables go by query and key, as in windows of patches, not by distance")
     tails = [(encoding, tail_of(encoding)) for encoding in judged]
     if all(tail is None for _, tail in tails):
         raise CouldNotCheck("the maps from distance to row show no end at the short length")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pediag.encodings import RelativeTable
 from pediag.rules.reach.pe504_relative_range_exceeded import tail_of
 from tests.rules.reach._members import Attention
-from tests.rules.reach._reach import PUBLISHED, cases, findings, points_at_the_mark, written
+from tests.rules.reach._reach import FIXTURES, PUBLISHED, cases, findings, points_at_the_mark, status, written
 
 STEM = "pe504_relative_range_exceeded"
 # First distances of the last bucket, from the published map in exact arithmetic.
@@ -134,3 +134,11 @@ def test_t5_253_sequences_of_40_thousand(tmp_path: Path) -> None:
     assert finding.evidence.measured == 40000 - 91
     repaired = config | {"relative_attention_max_distance": 40000}
     assert not findings(written(tmp_path, repaired), "PE504", seq_len=40000)
+
+
+def test_windows_of_patches_have_no_last_distance() -> None:
+    windows = f"{FIXTURES / 'rules' / 'pe406_bucket_map_wrong.py'}:healthy_windows"
+    assert status(windows, "PE504", seq_len=512) == (
+        "not-applicable",
+        "relative tables go by query and key, as in windows of patches, not by distance",
+    )
