@@ -22,10 +22,10 @@ largest change of such a value.
 
 ## Known limits
 
-Only the first layers of the longer inputs are run. What a model keeps outside of its modules and of the Python
-modules that it is written in is not put back between checks, and not judged. A model that goes on from call to call
-with a cache of its own, whether asked to or not, could not be checked. Dynamic scaling that falls back for short
-inputs, as in the transformers library, is silent.
+Only the first layers of the longer inputs are run. Models whose inputs are of one size, such as images, are not judged.
+What a model keeps outside of its modules and of the Python modules that it is written in is not put back between
+checks, and not judged. A model that goes on from call to call with a cache of its own, whether asked to or not, could
+not be checked. Dynamic scaling that falls back for short inputs, as in the transformers library, is silent.
 
 ## Fix
 
@@ -71,11 +71,16 @@ SAME = 1e-6
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """Yield a finding per line at which a short input gets other positions after a longer one."""
+    from pediag.trace.beside import follows_length
     from pediag.trace.steps import Unrunnable
 
     assert facets.steps is not None
     if facets.structural is not None and not facets.structural.graph.sites:
         raise NotApplicable("no position enters the model")
+    if facets.structural is not None and not (
+        facets.structural.fed.given or follows_length(facets.structural.fed)
+    ):
+        raise NotApplicable("the input is of one size, such as an image: there is no longer one")
     try:
         history = facets.steps.history(_longer(facets))
     except Unrunnable as reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,3 +123,27 @@ class Remade(torch.nn.Module):
 def test_a_table_made_anew_with_the_numbers_that_it_had_changes_nothing() -> None:
     assert findings(Remade(1.0).eval(), CODE, 512) == []
     assert findings(Remade(0.5).eval(), CODE, 512)
+
+
+class Patches(torch.nn.Module):
+    """An image of 32 x 32 in patches of 8 x 8, with a trained row for each, and attention among them."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(image_size=32, patch_size=8, num_channels=3)
+        self.patches = torch.nn.Conv2d(3, 24, 8, stride=8)
+        self.places = torch.nn.Parameter(torch.randn(1, 16, 24))
+        self.project = torch.nn.Linear(24, 72)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        x = self.patches(pixel_values).flatten(2).transpose(1, 2) + self.places
+        q, k, v = self.project(x).chunk(3, -1)
+        return x + torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_an_image_has_no_longer_input() -> None:
+    found = outcome(Patches().eval(), CODE, 64)
+    assert found.status == "not-applicable"
+    assert "one size" in found.reason
