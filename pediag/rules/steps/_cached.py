@@ -36,7 +36,8 @@ SHARED = "steps-judged"
 class Fault:
     """One way in which a cached pass leaves the full one.
 
-    ``part`` is "added" (to the content), "turned" (in the product of query and key) or "bias" (in the scores).
+    ``part`` is "added" (to the content), "turned" (in the product of query and key), "bias" (in the scores) or "hidden"
+    (keys that the mask hides: ``largest`` of the ``spread`` that the full pass shows).
     ``tokens`` are the new tokens, ``used`` the positions that they have, relative to the cached keys where these
     moved too (None where it is none of the full pass); ``largest`` is the largest difference, ``spread`` the largest
     number. ``lost`` says that the term is constant, ``wide`` what it spans in the full pass, ``angle`` how far cached
@@ -134,6 +135,8 @@ def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
         found.judged += 1
         found.relative = found.relative or _is_relative(full)
         yield from _in_scores(done, full, here, modules)
+        if done.seen and done.tokens == 1:
+            yield from _hidden(done, full, here, modules)
 
 
 # -- added to the content ------------------------------------------------------------------------------------
@@ -199,6 +202,30 @@ def _in_scores(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...
             wide,
             _angle(full, here),
         )
+
+
+def _hidden(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...]) -> Iterator[Fault]:
+    """A new token that sees, of the keys at hand, those that an earlier token sees."""
+    columns = np.flatnonzero((here.columns >= 0) & (here.columns < len(full.columns)))
+    keys, token = here.columns[columns], int(here.rows[0])
+    if not 0 <= token < full.visible.shape[0]:
+        return
+    seen, meant = here.visible[0, columns], full.visible[token, keys]
+    alike = np.flatnonzero((full.visible[:token, keys] == seen).all(axis=1))
+    if not alike.size or not seen.any() or np.array_equal(seen, meant):
+        return
+    masks = [site for site in here.sites if site.kind == "bias" and site.result.index >= done.first]
+    site = next(iter(masks), None)
+    yield Fault(
+        "hidden",
+        (token,),
+        (int(alike[-1]),),
+        float((meant & ~seen).sum()),
+        float(meant.sum()),
+        modules,
+        site,
+        site.frame if site is not None else here.attention.frame,
+    )
 
 
 def _is_relative(full: Reading) -> bool:
@@ -390,6 +417,7 @@ def encoding_of(facets: Facets, fault: Fault) -> str:
         "added": ("learned", "sinusoidal"),
         "turned": ("rotary", "clipped", "relative-table"),
         "bias": ("alibi", "t5-buckets", "relative-table", "clipped"),
+        "hidden": ("mask",),
     }[fault.part]
     spot = fault.site.module if fault.site is not None else ""
     for encoding in facets.encodings:

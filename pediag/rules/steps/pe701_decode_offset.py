@@ -4,8 +4,9 @@
 
 Runs the model on a prompt, then on single tokens with the cache that it returned or kept, and compares the position
 side of each attention with one pass over all tokens. Fires when the new token has another position: it starts at 0
-again, is one too far, is offset by the length of a padded cache, or no position is added at all. The finding says
-which position the step used, of which encoding, and the line that makes it.
+again, is one too far, is offset by the length of a padded cache, or no position is added at all; also when its mask is
+that of an earlier token, such as a causal mask whose first row meets the newest token. The finding says which position
+the step used, of which encoding, and the line that makes it.
 
 Where the model is right once it is told its positions (`position_ids`, `input_pos`), and wrong without, it is a
 warning.
@@ -23,7 +24,8 @@ s(n, j) = q(n) k(j)' + b(n, j), cached = full, for all keys j <= n, up to a cons
 
 and x(n), what is added to the content, equal to row n of the full pass. Rows agree within 1e-4 of their largest
 number; a wrong position moves them by 1e-2 and more. Two single steps are run: a table that is kept under the wrong
-key is right in the first and wrong in the second.
+key is right in the first and wrong in the second. Of the mask: the keys that the new token sees, of those at hand, are
+those that it sees in the full pass, and not those of a token before it.
 
 ## Known limits
 
@@ -39,7 +41,8 @@ layers only are not.
 ## Fix
 
 Count on from the cache: `positions = arange(past, past + n)`, with `past` the number of tokens (not of slots) that
-the cache holds before the call.
+the cache holds before the call. Of a mask take rows `past : past + n`; `is_causal=True` lines up the first query with
+the first key, so leave it out of steps of one token.
 
 ## References
 
@@ -47,7 +50,7 @@ the cache holds before the call.
 - huggingface/transformers#15751: the past length forgotten on one path.
 - sgl-project/sglang#25015: one position ahead. lucidrains/rotary-embedding-torch#11: a memo that ignores the offset.
 - huggingface/transformers#20203: relative distances of a cached query. huggingface/transformers#33691: keys by slot,
-  the newest by token.
+  the newest by token. PyTorch, documentation of `scaled_dot_product_attention`: `is_causal` is aligned top left.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ def _finding(facets: Facets, found: Judged, faults: list[Fault]) -> Finding:
     known = place is not None
     return Finding(
         message=_message(facets, first, tokens, used),
-        effect=_effect(facets, tokens, used),
+        effect=_out_of_sight(facets, first) if first.part == "hidden" else _effect(facets, tokens, used),
         where=spot,
         evidence=Evidence(
             place if known else round(first.largest / max(first.spread, 1e-30), 6),
@@ -106,7 +109,7 @@ def _finding(facets: Facets, found: Judged, faults: list[Fault]) -> Finding:
             "position" if known else "of the largest",
             facets.seq_len,
         ),
-        fix=Fix(_fix(found, line_of(spot))),
+        fix=Fix(_fix(found, first, line_of(spot))),
         severity="warning" if found.eased else None,
         scheme=scheme_of(facets, first),
     )
@@ -127,6 +130,7 @@ def _message(facets: Facets, first: Fault, tokens: tuple[int, ...], used: tuple[
         "added": f"add{'' if several else 's'} to the content what belongs to",
         "turned": f"{'meet' if several else 'meets'} the cached keys as",
         "bias": f"{'have' if several else 'has'} the biases of",
+        "hidden": f"{'see' if several else 'sees'} only the keys that are seen from",
     }[first.part]
     steps, places = tuple(token for token, _ in known), tuple(place for _, place in known)
     plural = "s" if len(set(places)) > 1 else ""
@@ -157,8 +161,20 @@ def _effect(facets: Facets, tokens: tuple[int, ...], used: tuple[int | None, ...
     return f"Text of up to {facets.seq_len:,} tokens is generated with positions that the full pass does not have."
 
 
-def _fix(found: Judged, line: str) -> str:
+def _out_of_sight(facets: Facets, first: Fault) -> str:
+    return (
+        f"It does not see {first.largest:,.0f} of {first.spread:,.0f} keys that it should: text of up to "
+        f"{facets.seq_len:,} tokens is generated without them, while the full pass is right."
+    )
+
+
+def _fix(found: Judged, first: Fault, line: str) -> str:
     at = f" at {line}" if line else ""
+    if first.part == "hidden":
+        return (
+            f"Give the new tokens their own rows of the mask{at}, past : past + n, and no is_causal=True to a step of "
+            "one token: it shows that token the first key alone."
+        )
     if found.eased:
         return f"Pass the positions of the new tokens with the cache, or count on from it{at} where none are given."
     return f"Count on from the cache{at}: positions arange(past, past + n), past the tokens that the cache holds."

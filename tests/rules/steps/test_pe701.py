@@ -21,6 +21,8 @@ USED = {
     "faulty_one_ahead": (38, 37),
     "faulty_memo": (37, 38),
     "faulty_incremental": (0, 37),
+    "faulty_fused_mask": (0, 37),
+    "faulty_buffer_mask": (0, 37),
 }
 
 
@@ -32,6 +34,13 @@ def test_faulty(factory):
     if factory.__name__ in USED:
         assert (finding.evidence.measured, finding.evidence.expected) == USED[factory.__name__]
         assert finding.evidence.unit == "position"
+
+
+@pytest.mark.parametrize("factory", [FIXTURE.faulty_fused_mask, FIXTURE.faulty_buffer_mask])
+def test_a_mask_of_the_first_row_hides_all_keys_but_one(factory):
+    (finding,) = findings(factory(), CODE, FIXTURE.SEQ_LEN)
+    assert "tokens 37 and 38 see only the keys that are seen from position 0" in finding.message
+    assert "37 of 38 keys" in finding.effect
 
 
 def test_a_position_beyond_the_full_pass_is_told_as_none_of_it():
