@@ -21,15 +21,15 @@ min {m : B(m) < 0}``. With L the number of distances seen: ``L <= m0`` passes, `
 
 ## Known limits
 
-The criterion is a theorem under a model (independent, identically distributed components of q and k), not a
-law: half of the published rotary models exceed m0, by up to 4.83 times for ordinary ones (Qwen2.5 at
-131,072), which is why that much is only a note. The factor 5 is calibrated on them, not derived. Bases
-above the smallest adequate one can fail again, so a base is judged by its own m0 only. A head with half of
-its pairs unrotated always passes. The smallest base is meant for plain, unscaled frequencies of the full
-rotary width; where other pairs are not rotated a smaller one may do. It is not searched for beyond 131,072
-tokens. Angles that are no multiples of the place in the text (rows and columns, times) are not judged. From a config
-alone the declared frequencies are judged; a warning then needs a class that is causal by its name and no window.
-Pairs that meet angles beyond those of training are PE503's.
+The criterion is a theorem under a model (independent, identically distributed components of q and k), not a law: half
+of the published rotary models exceed m0, by up to 4.83 times for ordinary ones (Qwen2.5 at 131,072), which is why that
+much is only a note. The factor 5 is calibrated on them, not derived. Bases above the smallest adequate one can fail
+again, so a base is judged by its own m0 only. A head with half of its pairs unrotated always passes. The smallest base
+is meant for plain, unscaled frequencies of the full rotary width; where other pairs are not rotated a smaller one may
+do. Where it is not listed it is not searched for beyond 65,536 tokens at a width of 128. Angles that are no multiples
+of the place in the text (rows and columns, times) are not judged. From a config alone the declared frequencies are
+judged; a warning then needs a class that is causal by its name and no window. Pairs that meet angles beyond those of
+training are PE503's.
 
 ## Fix
 
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 WARN_AT = 5.0
 """L / m0 above which causal attention is a warning; the largest ordinary published model has 4.83."""
 
-LONGEST_SEARCHED = 131_072
-"""Tokens, at width 128, up to which the smallest adequate base is searched for: it takes a few seconds."""
+LONGEST_SEARCHED = 65_536
+"""Tokens, at width 128, up to which a smallest adequate base that is not listed is searched for: a few seconds."""
 
 SHORTEST_LISTED = 4097
 """Tokens from which a listed base is taken where there is one; below, searching takes a moment."""
