@@ -139,6 +139,7 @@ class _Run:
 
     def _look(self) -> Known:
         from pediag.targets import Target
+        from pediag.trace.failures import GIVE_INPUTS
 
         first = self.listed[0]
         declared = maximum_length(self.opened.config) if self.opened.config is not None else None
@@ -156,7 +157,15 @@ class _Run:
             longest=short,
         )
         self.say("finding where positions enter")
-        return look(live, seq_len=first.length)
+        try:
+            return look(live, seq_len=first.length)
+        except TraceError as error:
+            told, advised, _ = str(error).partition(f"; {GIVE_INPUTS}")
+            if not advised:  # the advice of check is of shapes, here are numbers
+                raise
+            raise TraceError(
+                f"{told}; give inputs that forward takes: --input FILE, in Python inputs"
+            ) from error
 
     def made(
         self, of: Any, baseline: Baseline, steps: int, *, gradients: bool, attention: bool, told: list[str]
@@ -193,8 +202,15 @@ class _Run:
         if trace.failure is not None:
             raise TraceError(
                 f"{self.opened.spec}: the pass at {trace.seq_len:,} tokens stopped: {trace.failure.message}"
+                f"{self._too_long(trace.seq_len)}"
             )
         return trace
+
+    def _too_long(self, length: int) -> str:
+        longest = self.known.length
+        if longest is None or length <= longest:
+            return ""
+        return f"; it is meant for {longest:,} tokens at most: give a shorter text"
 
     def _attributed(self, fed: Fed, of: Any, baseline: Baseline, steps: int) -> TextAttribution:
         from pediag.attributing.measure import attribution

@@ -15,9 +15,9 @@ from torch import nn
 
 import pediag
 from pediag.attributing.model import AttentionMap, HeadMap
-from pediag.attributing.tokens import single
+from pediag.attributing.tokens import Reader, single
 from pediag.cli import main
-from pediag.errors import UsageError
+from pediag.errors import TraceError, UsageError
 from pediag.report import attribution as report
 from pediag.report import attribution_drawing as drawing
 from pediag.report.html import attribution as page
@@ -152,6 +152,8 @@ def test_a_batch_is_taken_apart_and_its_padding_off():
         (["--input", "one.json"], "two or more"),
         (["--input", "large.json"], "forward raised"),
         (["--input", "name.json"], "nothing"),
+        (["--input", "/dev/zero"], "is above 64 MiB"),
+        (["--texts", "/dev/zero"], "is above 64 MiB"),
         (["--of", "nonsense"], "nonsense"),
         (["--of", "100000"], "numbers at its end"),
         (["--of", "mask"], "no mask token"),
@@ -176,6 +178,50 @@ def test_what_cannot_be_meant_is_one_line(words, said, tmp_path, monkeypatch, ca
     assert main(["attribute", ENCODER, *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("pediag: error: ") and said in line
+
+
+class Vectors(nn.Module):
+    """A vector for each token, as the encoders of transformers name it; at most 12 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Embedding(12, 4)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        if ids.is_floating_point():
+            raise TypeError("ids are whole numbers")
+        return {"last_hidden_state": self.tokens(ids) + self.places(torch.arange(ids.shape[1]))}
+
+
+def test_vectors_are_no_scores_of_tokens():
+    for of in (2, "next", "token"):
+        with pytest.raises(UsageError, match="a vector for each token, not scores: give mean, first"):
+            pediag.attribute(Vectors(), (torch.tensor([[1, 2]]),), of=of)
+    assert pediag.attribute(Vectors(), (torch.tensor([[1, 2]]),), of="first", attention=False).share
+
+
+def test_a_text_that_is_too_long_is_told_with_the_length_that_is_not():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=9, max_position_embeddings=12, **sizes)
+    with pytest.raises(TraceError, match="is meant for 12 tokens at most: give a shorter text"):
+        pediag.attribute(transformers.BertModel(config), (torch.zeros(1, 20, dtype=torch.int64),))
+
+
+def test_inputs_that_forward_does_not_take_are_asked_for_as_they_are_given_here():
+    with pytest.raises(
+        TraceError, match=r"whole numbers.*; give inputs that forward takes: --input FILE"
+    ) as raised:
+        pediag.attribute(Vectors(), (torch.rand(1, 5),))
+    assert "dtype" not in str(raised.value)
+
+
+def test_an_id_without_a_name_is_shown_as_it_is():
+    def name(index: int) -> str:
+        return ["a", "b"][index]
+
+    reader = Reader(lambda text: [0, 1], name)
+    assert [reader.name(index) for index in (1, 7)] == ["b", "7"]
 
 
 def test_captum_is_asked_for_where_it_is_missing(monkeypatch, capsys):

@@ -24,8 +24,10 @@ class Shown:
     masked: int | None = None
     name: Callable[[int], str] | None = None
 
-    def token(self, index: int) -> str:
-        """A token of the vocabulary as a person reads it."""
+    def token(self, index: int, width: int) -> str:
+        """A token of the vocabulary as a person reads it; of scores of another ``width`` the entry is no token."""
+        if width < self.rows:
+            return f"entry {index}"
         return repr(self.name(index)) if self.name is not None else f"token {index}"
 
 
@@ -55,6 +57,11 @@ def objective(output: Any, target: Any, shown: Shown) -> Objective:
         target = _chosen(output, main, shown)
     if isinstance(target, bool) or not isinstance(target, (int, str)):
         raise UsageError(f"target {target!r} is unknown: give {GRAMMAR}, or a function of the output")
+    scores = isinstance(target, int) or target in ("next", "mask", "token")
+    if scores and _named(output, "last_hidden_state") and not _named(output, "logits"):
+        raise UsageError(
+            f"target {target}: the output is a vector for each token, not scores: give mean, first, or a function"
+        )
     if isinstance(target, int):
         return _indexed(main, target, shown)
     if target not in _MADE:
@@ -105,7 +112,7 @@ def _indexed(main: torch.Tensor, index: int, shown: Shown) -> Objective:
         place = shown.masked if shown.masked is not None else -1
         where = f"token {place}" if place >= 0 else "the last token"
         return Objective(
-            f"log-odds of {shown.token(index)} at {where}",
+            f"log-odds of {shown.token(index, main.shape[-1])} at {where}",
             lambda o: _odds(main_tensor(o)[0, place], index),
         )
     return Objective(f"logit of class {index}", lambda o: main_tensor(o).reshape(-1)[index])
@@ -114,7 +121,7 @@ def _indexed(main: torch.Tensor, index: int, shown: Shown) -> Objective:
 def _next(main: torch.Tensor, shown: Shown) -> Objective:
     best = int(_rows(main, "next")[0, -1].argmax())
     return Objective(
-        f"log-odds of {shown.token(best)}, the likeliest next token",
+        f"log-odds of {shown.token(best, main.shape[-1])}, the likeliest next token",
         lambda o: _odds(main_tensor(o)[0, -1], best),
     )
 
@@ -125,7 +132,7 @@ def _mask(main: torch.Tensor, shown: Shown) -> Objective:
         raise UsageError("target mask: the input holds no mask token of the tokenizer")
     best = int(_rows(main, "mask")[0, place].argmax())
     return Objective(
-        f"log-odds of {shown.token(best)}, the likeliest at the mask (token {place})",
+        f"log-odds of {shown.token(best, main.shape[-1])}, the likeliest at the mask (token {place})",
         lambda o: _odds(main_tensor(o)[0, place], best),
     )
 

@@ -57,10 +57,17 @@ class Reader:
     """A tokenizer. ``special`` are the ids of its special tokens, ``mask`` that of the mask token."""
 
     encode: Callable[[str], list[int]]
-    name: Callable[[int], str]
+    called: Callable[[int], str]
     special: frozenset[int] = frozenset()
     mask: int | None = None
     spec: str = ""
+
+    def name(self, index: int) -> str:
+        """The token of an id; the id itself where it has none."""
+        try:
+            return self.called(index)
+        except (OverflowError, IndexError, KeyError, ValueError, TypeError):
+            return str(index)
 
 
 def reader_of(given: Any, target: Target) -> Reader | None:
@@ -185,7 +192,7 @@ def of_inputs(inputs: Any, model: nn.Module, reader: Reader | None = None) -> Fe
         raise UsageError(f"inputs hold {main.shape[0]} texts: give one at a time, so that none is padded")
     length = int(main.shape[1] if main.dim() > 1 else main.shape[0])
     if length < FEWEST_TOKENS:
-        raise UsageError("inputs hold one token: give two or more, so that positions can matter")
+        raise UsageError("inputs hold fewer than two tokens: give two or more, so that positions can matter")
     ids = main.reshape(-1).tolist() if not main.is_floating_point() and main.dim() <= 2 else []
     words = [reader.name(one) if reader else str(one) for one in ids] or [
         str(place) for place in range(length)
@@ -280,9 +287,7 @@ def read_inputs(path: Path) -> Iterator[dict[str, torch.Tensor]]:
     Raises UsageError with one line for a file that is none of these.
     """
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise UsageError(f"--input {path}: is above {LARGEST_FILE // 2**20} MiB; give fewer texts")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(_bytes("--input", path))
     except OSError as error:
         raise UsageError(f"--input {path}: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, RecursionError) as error:
@@ -307,9 +312,7 @@ def _tensor(path: Path, name: str, item: Any) -> torch.Tensor:
 def read_texts(path: Path) -> list[str]:
     """The lines of a text file that are not empty. Raises UsageError."""
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise UsageError(f"--texts {path}: is above {LARGEST_FILE // 2**20} MiB; give fewer texts")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _bytes("--texts", path).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise UsageError(f"--texts {path}: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
@@ -317,6 +320,15 @@ def read_texts(path: Path) -> list[str]:
     found = [line.strip() for line in lines if line.strip()]
     if not found:
         raise UsageError(f"--texts {path}: holds no text; write one a line")
+    return found
+
+
+def _bytes(option: str, path: Path) -> bytes:
+    """What the file holds; a device may have no end. Raises UsageError for too much, OSError."""
+    with path.open("rb") as file:
+        found = file.read(LARGEST_FILE + 1)
+    if len(found) > LARGEST_FILE:
+        raise UsageError(f"{option} {path}: is above {LARGEST_FILE // 2**20} MiB; give fewer texts")
     return found
 
 

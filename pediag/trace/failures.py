@@ -112,6 +112,9 @@ def distance(failure: Failure | None) -> int:
     return 3 if failure.abstract else 4
 
 
+GIVE_INPUTS = "give its inputs with --input"
+
+
 def why(failure: Failure, *, given: bool) -> str:
     """Why the pass at the structural length stopped, and what to do."""
     if failure.advice:
@@ -122,9 +125,7 @@ def why(failure: Failure, *, given: bool) -> str:
             "check the part of the model that comes before or after that line"
         )
     spec = "'name=dtype[B,N]'"
-    advice = (
-        "change its --input" if given else f"give its inputs with --input {spec} (in Python inputs=[{spec}])"
-    )
+    advice = "change its --input" if given else f"{GIVE_INPUTS} {spec} (in Python inputs=[{spec}])"
     return f"raised {told(failure)}; {advice} or an example_inputs(seq_len) beside the model"
 
 
