@@ -67,6 +67,10 @@ MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
 """Operations whose operands need not have as many entries as there are tokens."""
 
 
+KINDS = 8
+"""A table of so few rows may tell kinds of tokens apart: the first one, and all others."""
+
+
 @dataclass(slots=True)
 class _Short:
     """One table that ends too soon: its tensor, rows, the row of position 0, and what happens where.
@@ -157,15 +161,22 @@ def _tables(facets: Facets) -> list[tuple[Encoding, Table]]:
 
     A table that served more tokens than it has rows (columns of a grid, windows) is read in another way.
     """
-    found = []
-    served = facets.structural.seq_len if facets.structural and not facets.structural.failure else 0
+    return [(encoding, table) for encoding, table in _by_token(facets) if not _served_more(facets, table)]
+
+
+def _by_token(facets: Facets) -> Iterator[tuple[Encoding, Table]]:
     for encoding in facets.encodings:
         table = getattr(encoding, "table", None)
         if table is None or encoding.scheme not in ("learned", "sinusoidal", "rotary"):
             continue
-        if table.rows - table.first >= served and encoding.parameters.get("axis") != "batch":
-            found.append((encoding, table))
-    return found
+        if encoding.parameters.get("axis") != "batch":
+            yield encoding, table
+
+
+def _served_more(facets: Facets, table: Table) -> bool:
+    """Whether the short pass had more tokens than the table has rows."""
+    trace = facets.structural
+    return trace is not None and not trace.failure and table.rows - table.first < trace.seq_len
 
 
 def _owner(facets: Facets, leaf: Node | None) -> tuple[Encoding | None, int]:
@@ -265,17 +276,21 @@ def _shared_rows(facets: Facets, target: Trace) -> Iterator[_Short]:
     """Indices that are clamped or wrap around: more tokens than rows and no error."""
     from pediag.trace.evaluate import BUDGET
 
-    for encoding, table in _tables(facets):
+    for encoding, table in _by_token(facets):
         if table.rows - table.first >= facets.seq_len or not encoding.sites:
             continue
-        node = _twin(target, encoding)
+        node, sure = _twin(target, encoding), not _served_more(facets, table)
         if node is not None and node.numel > BUDGET:
+            if not sure:
+                continue
             raise CouldNotCheck(
                 f"the {facets.seq_len:,} rows that are read are too many to compute; the table holds "
                 f"{table.rows - table.first:,} tokens"
             )
         short = _reads(facets, target, encoding, table, node) if node is not None else None
-        if short is not None:
+        # A row that is read again and again may be that of a column; the last one for all the rest is a clamp.
+        clamped = short is not None and short.severity is None and table.rows > KINDS
+        if short is not None and (sure or clamped):
             yield short
 
 

@@ -175,6 +175,29 @@ def test_a_page_is_no_clamp():
     assert findings(PageGrid().eval(), CODE, 512) == []
 
 
+class LastRow(nn.Module):
+    """Places above the last row read it, in a table shorter than any text that is tried first."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(99, 64), nn.Embedding(rows, 64)
+        self.mix = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        i = torch.arange(ids.shape[1], device=ids.device)
+        return self.mix(self.embed(ids) + self.place(i.clamp(max=self.place.num_embeddings - 1)))
+
+
+def test_a_clamp_in_a_short_table():
+    (finding,) = findings(LastRow(40).eval(), CODE, 512)
+    assert (finding.evidence.measured, finding.evidence.expected) == (40, 512)
+    assert "the last 473 tokens all read row 39" in finding.effect
+
+
+def test_the_first_token_and_all_others_are_two_kinds():
+    assert findings(LastRow(2).eval(), CODE, 512) == []
+
+
 def test_a_page_with_too_few_lines():
     (finding,) = findings(PageGrid(lines=40).eval(), CODE, 512)
     assert (finding.evidence.measured, finding.evidence.expected, finding.evidence.limit) == (40, 64, None)
