@@ -103,7 +103,8 @@ def _said(total: Total) -> _Said | None:
     if turned.any():
         if total.trained and not turned.all():
             return None
-        return _Said("past", int(turned.sum()), turned.size, float(found.slopes.min()), total.trained)
+        side = "past" if _sees_behind(total) else "future"
+        return _Said(side, int(turned.sum()), turned.size, float(found.slopes.min()), total.trained)
     ahead = _ahead(found)
     wrong = (found.slopes > steep) & (ahead <= steep) & _sees_both(total)
     if not wrong.any() or total.trained:
@@ -117,6 +118,11 @@ def _ahead(found: Alibi) -> Floats:
     if found.form == "sides":
         return np.asarray(found.parameters["ahead"], dtype=np.float64)
     return {"distance": found.slopes, "key": -found.slopes, "past": 0.0 * found.slopes}[found.form]
+
+
+def _sees_behind(total: Total) -> bool:
+    """Whether any query sees a key before it; a model that reads from the end sees none."""
+    return bool(np.tril(total.shown, -1).any())
 
 
 def _sees_both(total: Total) -> NDArray[np.bool_]:
@@ -165,8 +171,9 @@ def _finding(facets: Facets, items: list[Biased], said: _Said) -> Finding:
 
 def _message(said: _Said, name: str, heads: str) -> str:
     rise = abs(said.fall)
-    if said.kind == "past":
-        return f"The bias {name} grows by {rise:.4g} logits with every token of distance into the past, in {heads}."
+    if said.kind in ("past", "future"):
+        way = f"with every token of distance into the {said.kind}"
+        return f"The bias {name} grows by {rise:.4g} logits {way}, in {heads}."
     if said.kind == "key":
         return (
             f"The bias {name} goes by the key's position and nothing hides the keys ahead: they gain "
@@ -181,7 +188,7 @@ def _message(said: _Said, name: str, heads: str) -> str:
 def _effect(said: _Said, much: float, seq_len: int) -> str:
     if said.kind == "past":
         return f"Of {seq_len:,} tokens the last sees the first with {much:.4g} logits more than itself."
-    if said.kind == "key":
+    if said.kind in ("key", "future"):
         return f"Of {seq_len:,} tokens the first sees the last with {much:.4g} logits more than itself."
     return f"Each of {seq_len:,} tokens sees every token ahead, however far, with no less than its nearest one behind."
 
@@ -189,6 +196,10 @@ def _effect(said: _Said, much: float, seq_len: int) -> str:
 def _fix(said: _Said) -> Fix:
     if said.kind == "past":
         return Fix("Turn the sign: key position minus query position, times a positive slope.")
+    if said.kind == "future":
+        return Fix(
+            "Turn the sign: query position minus key position, times a positive slope, where keys ahead are seen."
+        )
     if said.kind == "key":
         return Fix("Use -slope * (i - j).abs(), or hide the keys ahead: is_causal=True or a causal mask.")
     return Fix(

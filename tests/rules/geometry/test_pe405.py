@@ -121,3 +121,10 @@ def test_the_stated_number_is_the_steepest_slope() -> None:
 
 def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"
+
+
+@pytest.mark.parametrize(("sign", "found"), [(1, ["into the future"]), (-1, [])])
+def test_a_model_that_reads_from_the_end(sign: int, found: list[str]) -> None:
+    said = judged(lambda m, o: (sign * SLOPES * o).masked_fill(o < 0, -math.inf))
+    assert [part for item in said for part in found if part in item.message] == found
+    assert [item.evidence.measured for item in said] == [-0.25] * len(found)
