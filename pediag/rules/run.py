@@ -9,6 +9,7 @@ from typing import Literal
 
 from pediag.errors import out_of_memory
 from pediag.rules._offers import offered
+from pediag.rules._wording import worded
 from pediag.rules.finding import SEVERITIES, Finding
 from pediag.rules.packages import OWN
 from pediag.rules.rule import CouldNotCheck, Facet, Facets, NotApplicable, Rule
@@ -89,7 +90,7 @@ def _judge(rule: Rule, facets: Facets) -> Outcome:
     reason = ""
     try:
         for finding in rule.check(facets):
-            found.append(offered(rule, _stamped(rule, finding), facets))
+            found.append(worded(offered(rule, _stamped(rule, finding), facets), facets))
     except NotApplicable as error:
         status, reason = "not-applicable", _one_line(error)
     except CouldNotCheck as error:

@@ -227,7 +227,10 @@ def _leaves(encoding: Encoding, table: Table) -> list[list[Node]]:
 
 
 def _feeding(encoding: Encoding, table: Table) -> list[Node]:
-    """Stored tensors of floating numbers, as long as the table, that the encoding is computed from; its own first."""
+    """Stored tensors of floating numbers, as long as the table, that the encoding is computed from; its own first.
+
+    A table of patches enters a pass as a value of its own, of the same name.
+    """
     from pediag.trace import ancestors
 
     found = {table.leaf: None}
@@ -236,7 +239,14 @@ def _feeding(encoding: Encoding, table: Table) -> list[Node]:
         for part in sorted(ancestors(node), key=lambda part: part.index):
             fits = part.shape == table.leaf.shape if alike else table.rows in part.shape
             numbers = part.dtype.is_floating_point or part.dtype.is_complex
-            if part.stored and fits and numbers and not set(part.names).isdisjoint(encoding.leaves):
+            known = any(not set(part.names).isdisjoint(other.names) for other in found)
+            if (
+                part.stored
+                and fits
+                and numbers
+                and not known
+                and not set(part.names).isdisjoint(encoding.leaves)
+            ):
                 found.setdefault(part)
     return list(found)
 
