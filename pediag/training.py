@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 def beside(model: Any, optimizer: Any, ranks: bool | Gathers) -> Iterator[Callable[[Facets], None] | None]:
     """What adds the optimisers and the ranks to the facets of a target; None where neither is given.
 
-    Raises UsageError for what is no optimiser, and where there are no ranks.
+    Raises UsageError for what is neither, and where there are no ranks.
     """
     if optimizer is None and ranks is False:
         yield None
         return
     from pediag.targets.code.optimizers import innermost, listed, optimised
-    from pediag.trace.ranks import Ranks, tell
+    from pediag.trace.ranks import Ranks, refuse_ranks, tell
 
+    refuse_ranks(ranks)
     optimizers = listed(optimizer) if optimizer is not None else []
     if optimizers:
         if isinstance(model, (str, os.PathLike)):

@@ -132,6 +132,8 @@ def test_what_is_named_cannot_steer_the_terminal(folder, capsys):
         ("list.json", " [1, 2]"),
         ("a10.json", '{"kind": "pediag-drift-fingerprint", "version": 1}'),
         ("pyproject.toml", "[project]"),
+        ("recipe.yaml", "model: llama"),
+        ("run.jsonl", '{"kind": "start"}'),
     ],
 )
 def test_a_report_replaces_no_file_of_another_kind(folder, capsys, output, text):
@@ -155,7 +157,7 @@ def test_a_report_replaces_one_before_it(folder, format):
     assert main(["check", "config.json", "--quiet", "--format", format, "--output", "report.json"]) in (0, 1)
 
 
-@pytest.mark.parametrize("output", ["config.json", "out.pt"])
+@pytest.mark.parametrize("output", ["config.json", "out.pt", "vocab.txt", "spiece.model"])
 def test_a_report_replaces_no_part_of_a_model(folder, capsys, output):
     path = folder / output
     path.write_text("{}")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
 WIDEST = 10_000
-MODEL_FILES = (".py", ".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf")
+MODEL_FILES = (".py", ".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".model")
+VOCABULARIES = ("vocab.txt", "merges.txt")
 _REPORTS = (b'"schema_version"', b'"$schema"')
 """What reports in JSON and in SARIF begin with."""
 
@@ -94,7 +95,7 @@ def unicode() -> bool:
 def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
     """Raise UsageError when ``output`` cannot become a file, before any work is done.
 
-    Files that the check itself reads, and files of code or weights, are not written over.
+    Files that the check itself reads, and files of code, weights or vocabularies, are not written over.
     """
     folder = output.absolute().parent
     if not folder.is_dir():
@@ -107,7 +108,8 @@ def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
         raise UsageError(f"--output {output}: {getattr(error, 'strerror', None) or error}") from None
     if is_folder:
         raise UsageError(f"--output {output}: is a folder; name a file")
-    if output.suffix.lower() in MODEL_FILES or any(path.exists() and output.samefile(path) for path in read):
+    made_of = output.suffix.lower() in MODEL_FILES or output.name.lower() in VOCABULARIES
+    if made_of or any(path.exists() and output.samefile(path) for path in read):
         raise UsageError(
             f"--output {output}: is what a model is made of, and would be lost; name another file"
         )
@@ -116,15 +118,16 @@ def refuse_unwritable(output: Path, read: Iterable[Path] = ()) -> None:
 
 
 def _is_foreign(output: Path) -> bool:
-    """Whether a file is JSON or TOML that no report was written to: a tokenizer, a baseline, a project file."""
-    if output.suffix.lower() not in (".json", ".toml") or not output.is_file():
+    """Whether a file holds data that are no report: a tokenizer, a baseline, a project file, the log of a training."""
+    suffix = output.suffix.lower()
+    if suffix not in (".json", ".jsonl", ".ipynb", ".toml", ".yaml", ".yml") or not output.is_file():
         return False
     try:
         with output.open("rb") as file:
             head = file.read(200).lstrip()
     except OSError:
         return False
-    starts = (b"{", b"[") if output.suffix.lower() == ".json" else (b"",)
+    starts = (b"{", b"[") if suffix in (".json", ".jsonl", ".ipynb") else (b"",)
     return bool(head) and head.startswith(starts) and not any(mark in head for mark in _REPORTS)
 
 

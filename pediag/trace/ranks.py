@@ -163,6 +163,12 @@ def require_ranks() -> None:
         raise UsageError("ranks: torch.distributed is not initialised; call init_process_group() before")
 
 
+def refuse_ranks(ranks: object) -> None:
+    """Raise UsageError for what neither says whether ranks are compared nor is an exchange among them."""
+    if not (ranks is None or isinstance(ranks, bool) or hasattr(ranks, "gather")):
+        raise UsageError(f"ranks must be True, False or a pediag.Ranks; got {ranks!r}")
+
+
 class Ranks:
     """The exchange among all ranks of the default process group.
 

@@ -23,7 +23,7 @@ from pediag.rules.rule import Facets, NotApplicable
 from pediag.rules.run import run
 from pediag.targets import InputSpec
 from pediag.targets.code.optimizers import innermost, listed, optimised
-from pediag.trace.ranks import Ranks, RankState, require_ranks, state
+from pediag.trace.ranks import Ranks, RankState, refuse_ranks, require_ranks, state
 from pediag.version import __version__
 from pediag.watching import findings, measures
 from pediag.watching.constants import Constants
@@ -63,8 +63,7 @@ class Watch:
         for name, value, least in (("every", every, 1), ("first_step", first_step, 0)):
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} must be a whole number of steps from {least} on; got {value!r}")
-        if not (ranks is None or isinstance(ranks, bool) or hasattr(ranks, "gather")):
-            raise UsageError(f"ranks must be True, False or a pediag.Ranks; got {ranks!r}")
+        refuse_ranks(ranks)
         inputs = inputs if isinstance(inputs, str) else tuple(inputs)
         refuse(seq_len, inputs)
         self.model, self.root = model, innermost(model)

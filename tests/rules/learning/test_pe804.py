@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pediag
+from pediag.errors import UsageError
 from tests._ranks import Simulated, simulated
 from tests.rules._fixtures import load, marked_lines
 
@@ -100,3 +101,8 @@ def test_a_rank_that_failed_is_told() -> None:
         "could-not-check",
         "rank 1 failed before the comparison: LoadError: no such file",
     )
+
+
+def test_what_is_no_exchange_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"ranks must be True, False or a pediag.Ranks; got 'all'"):
+        pediag.check(FIXTURE.healthy_rotation(), ranks="all", seq_len=64)
