@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
+from pediag.targets import Target
 from pediag.trace.inputs import Candidate, Sizes
 from pediag.trace.place import Lengths
+
+# Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
+# ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
+_TOKENS = ((151, 157, 163, 167, 173, 179), (61, 59, 53, 67), (29, 31, 23), (13, 11), (7, 5))
+_KEYS = ((139, 137, 131, 127, 149), (47, 43, 41), (19, 17), (11, 13), (5, 7))
+# Not 3: fused query-key-value weights are split in three.
+_BATCHES = (5, 7, 11, 13, 17)
+ROWS = len(_TOKENS)
 
 
 def dimensions(model: nn.Module) -> set[int]:
@@ -52,3 +63,27 @@ def lengths_of(candidate: Candidate, sizes: Sizes) -> Lengths:
         batch = leading[0] if len(leading) > 1 and leading[0] not in sequence else sizes.batch
     around = {factor * size + offset for size in sequence for factor in (1, 2) for offset in (-1, 0, 1)}
     return Lengths(around, batch, (sizes.tokens, sizes.keys))
+
+
+def batch_apart(dims: set[int]) -> int:
+    """How many texts are given at once: a number that no size of the model equals."""
+    return next((size for size in _BATCHES if size not in dims), _BATCHES[-1])
+
+
+def sizes_apart(row: int, dims: set[int], batch: int, target: Target) -> Sizes:
+    """The sizes of a structural pass; ``row`` 0 has the longest texts, ``ROWS`` - 1 the shortest."""
+    tokens = next(_lengths(row, dims, batch, target), _TOKENS[row][0])
+    keys = next((size for size in _KEYS[row] if free(size, dims) and size != tokens), _KEYS[row][0])
+    return Sizes(batch, tokens, keys)
+
+
+def _lengths(row: int, dims: set[int], batch: int, target: Target) -> Iterator[int]:
+    """Lengths that the code takes and that equal no size of the model, the primes of the row first."""
+    takes = target.takes
+    if takes is None:
+        yield from (size for size in _TOKENS[row] if free(size, dims, batch if row else 1))
+        return
+    below = max(_TOKENS[row + 1], default=1) if row + 1 < ROWS else 1
+    others = range(max(_TOKENS[row]), below, -1)
+    yield from (size for size in (*_TOKENS[row], *others) if takes(size) and free(size, dims))
+    yield from (size for size in (target.longest,) if size is not None)

@@ -19,7 +19,7 @@ from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.depth import first_layers, present
 from pediag.trace.devices import device_of
-from pediag.trace.dimensions import dimensions, free, kernels, lengths_of
+from pediag.trace.dimensions import ROWS, batch_apart, dimensions, kernels, lengths_of, sizes_apart
 from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, laborious, stopped, too_long
 from pediag.trace.functions import Functions
@@ -44,12 +44,6 @@ from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
 from pediag.trace.tokens import at_length, attended, contracts_tokens, folds_texts, row_axis
 
-# Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
-# ones for models whose tables end sooner. One of each row that collides with no size of the model is taken.
-_TOKENS = ((151, 157, 163, 167, 173, 179), (61, 59, 53, 67), (29, 31, 23), (13, 11), (7, 5))
-_KEYS = ((139, 137, 131, 127, 149), (47, 43, 41), (19, 17), (11, 13), (5, 7))
-# Not 3: fused query-key-value weights are split in three.
-_BATCHES = (5, 7, 11, 13, 17)
 _SHARED_BELOW = 1 << 22
 _SPLIT = "it is split over ranks and runs by their exchanges only: check it before parallelize_module"
 
@@ -111,7 +105,7 @@ class Session:
         self._places: set[int] = set()
         self._fixed = False
         self._dims, self._kernels = dimensions(model), kernels(model)
-        self._batch = next((size for size in _BATCHES if size not in self._dims), _BATCHES[-1])
+        self._batch = batch_apart(self._dims)
 
     def _build(self) -> nn.Module:
         assert self.target.build is not None
@@ -278,7 +272,7 @@ class Session:
     def _first_that_runs(self) -> Trace:
         failed: list[tuple[Trace, Maker]] = []
         for maker in candidates(self.model, self.specs, self.target.example_inputs):
-            for row in range(len(_TOKENS)):
+            for row in range(ROWS):
                 sizes = self._sizes(row)
                 trace = self._run(maker(sizes), sizes, None)
                 if trace.failure is None:
@@ -295,7 +289,21 @@ class Session:
                 f"{self.target.spec}: forward() takes no input that could be made up; give --input"
             )
         trace, self._maker = min(failed, key=lambda pair: distance(pair[0].failure))
-        return trace if trace.failure is not None and trace.failure.site is not None else self._pieces(trace)
+        if trace.failure is not None and (trace.failure.site is not None or self._batch == 1):
+            return trace
+        alone = self._alone() if not trace.fed.given else None
+        return alone if alone is not None else self._pieces(trace)
+
+    def _alone(self) -> Trace | None:
+        """The pass of one text, for a model that is made for few: it holds a cache of so many, say."""
+        kept = self._batch, self._maker
+        self._batch = 1
+        trace = self._first_that_runs()
+        if trace.failure is None:
+            self.target.notes.append(f"it does not run on {kept[0]} texts at once, so one is given")
+            return trace
+        self._batch, self._maker = kept
+        return None
 
     def _pieces(self, stopped: Trace) -> Trace:
         """The pass of the parts that run by themselves; ``stopped``, that of the whole, where none does."""
@@ -361,20 +369,7 @@ class Session:
         return self._dims
 
     def _sizes(self, row: int) -> Sizes:
-        tokens = next(self._apart(row), _TOKENS[row][0])
-        keys = next((size for size in _KEYS[row] if free(size, self._dims) and size != tokens), _KEYS[row][0])
-        return Sizes(self._batch, tokens, keys)
-
-    def _apart(self, row: int) -> Iterator[int]:
-        """Lengths that the code takes and that equal no size of the model, the primes of the row first."""
-        takes = self.target.takes
-        if takes is None:
-            yield from (size for size in _TOKENS[row] if free(size, self._dims, self._batch if row else 1))
-            return
-        below = max(_TOKENS[row + 1], default=1) if row + 1 < len(_TOKENS) else 1
-        others = range(max(_TOKENS[row]), below, -1)
-        yield from (size for size in (*_TOKENS[row], *others) if takes(size) and free(size, self._dims))
-        yield from (size for size in (self.target.longest,) if size is not None)
+        return sizes_apart(row, self._dims, self._batch, self.target)
 
     def _run(
         self,

@@ -354,3 +354,32 @@ def test_a_forward_without_arguments() -> None:
     made = session(Empty()).structural()
     assert made.failure is None
     assert made.graph.sites == []
+
+
+class FewTexts(nn.Module):
+    """Keys of earlier tokens lie in a buffer for so many texts."""
+
+    def __init__(self, texts: int, width: int = D) -> None:
+        super().__init__()
+        self.embed, self.project = nn.Embedding(97, D), nn.Linear(width, width)
+        self.register_buffer("kept", torch.zeros(texts, 400, D), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, n = ids.shape
+        self.kept[:batch, :n] = self.project(self.embed(ids))
+        return self.kept[:batch, :n] + torch.arange(n)[:, None]
+
+
+@pytest.mark.parametrize("texts", [1, 4])
+def test_a_model_made_for_few_texts_is_given_one(texts: int) -> None:
+    made = session(FewTexts(texts))
+    assert made.structural().failure is None
+    assert made.structural().sizes.batch == 1
+    assert "it does not run on 5 texts at once, so one is given" in made.target.notes
+
+
+def test_where_one_text_fails_too_the_first_failure_is_told() -> None:
+    failed = session(FewTexts(4, width=D + 1)).structural()
+    assert failed.failure is not None
+    assert failed.sizes.batch == 5
+    assert "[755, 12] X [13, 13]" in failed.failure.message
