@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pediag.check import Known, Progress, alone, look, staying
+from pediag.check import Known, Progress, alone, look, refuse, staying
 from pediag.errors import TraceError, UsageError
 from pediag.report.attribution import Attribution
 from pediag.rules import registry
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pediag.attributing.keeping import Kept
     from pediag.attributing.model import AttentionMap, TextAttribution
     from pediag.attributing.slots import Baseline
     from pediag.attributing.tokens import Fed, Reader
@@ -71,6 +72,8 @@ def attribute(
     say("opening")
     from pediag.attributing import loading, tokens
 
+    if seq_len is not None:
+        refuse(seq_len, ())
     trusted, told = decided(trust, target)
     opened = open_target(
         target, config=understood(Config.from_file(config)) if config is not None else None, trust=trusted
@@ -78,11 +81,18 @@ def attribute(
     say("loading the model")
     model = loading.real_model(opened)
     reader = tokens.reader_of(tokenizer, opened)
-    with staying(opened.spec):
+    with _countable(), staying(opened.spec):
         listed = _listed(inputs, texts, opened, model, reader, seq_len)
-    with alone(model), staying(opened.spec):
+    with alone(model), _countable(), staying(opened.spec):
         found = _Run(opened, model, listed, reader, say)
         return found.made(of, baseline, steps, gradients=gradients, attention=attention, told=told)
+
+
+def _countable() -> AbstractContextManager[None]:
+    """Out of the inference mode of the caller, in which no gradient can be taken."""
+    import torch
+
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _refuse(baseline: str, steps: int, gradients: bool, attention: bool) -> None:
@@ -111,7 +121,9 @@ def _listed(
     """All calls of the model that are asked for."""
     from pediag.attributing import tokens
 
-    lines = [texts] if isinstance(texts, str) else list(texts)
+    lines = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    if strange := [line for line in lines if not isinstance(line, str)]:
+        raise UsageError(f"texts must be a text or a list of them; got a {type(strange[0]).__name__}")
     if lines and reader is None:
         raise UsageError(
             "a text needs a tokenizer: none is beside the target; give --tokenizer FOLDER, or --input"
@@ -136,6 +148,7 @@ class _Run:
     ) -> None:
         self.opened, self.model, self.listed, self.reader, self.say = opened, model, listed, reader, say
         self.known = self._look()
+        self.kept: Kept | None = None
 
     def _look(self) -> Known:
         from pediag.targets import Target
@@ -170,6 +183,7 @@ class _Run:
     def made(
         self, of: Any, baseline: Baseline, steps: int, *, gradients: bool, attention: bool, told: list[str]
     ) -> Attribution:
+        from pediag.attributing.keeping import Kept
         from pediag.trace.isolation import untouched
 
         facets = self.known.facets
@@ -177,6 +191,8 @@ class _Run:
         maps: list[AttentionMap] = []
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
+            self.kept = Kept(self.model)
+            stack.callback(self.kept.restore)
             for place, fed in enumerate(self.listed):
                 self.say(f"attributing input {place + 1} of {len(self.listed)}")
                 if gradients:
@@ -219,7 +235,7 @@ class _Run:
         facets = self.known.facets
         assert facets.structural is not None
         return attribution(
-            Runner(self.model, fed.args, fed.kwargs),
+            Runner(self.model, fed.args, fed.kwargs, self.kept),
             facets.encodings,
             facets.structural,
             self._trace(fed.length),
@@ -237,7 +253,10 @@ class _Run:
         structural = self.known.facets.structural
         expected = structural is not None and bool(structural.graph.attentions)
         return attention_map(
-            Runner(self.model, fed.args, fed.kwargs), fed.words, fed.separators(), expected=expected
+            Runner(self.model, fed.args, fed.kwargs, self.kept),
+            fed.words,
+            fed.separators(),
+            expected=expected,
         )
 
 

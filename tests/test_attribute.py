@@ -253,6 +253,12 @@ def test_captum_is_imported_inside_of_functions_only():
         ({"texts": " ", "tokenizer": lambda text: [1]}, "empty text"),
         ({"texts": "a", "tokenizer": lambda text: [1]}, "two or more"),
         ({"texts": "a", "tokenizer": 3}, "tokenizer must be"),
+        ({"texts": "a", "tokenizer": lambda text: ["a", "b"]}, "the tokenizer makes no ids: ValueError"),
+        ({"texts": "a", "tokenizer": lambda text: [1, 2**70]}, "the tokenizer makes no ids"),
+        ({"texts": 5, "tokenizer": list}, "texts must be a text or a list of them; got a int"),
+        ({"texts": [None], "tokenizer": list}, "texts must be a text or a list of them; got a NoneType"),
+        ({"inputs": (torch.zeros(1, 3, device="meta"),)}, "meta device"),
+        ({"seq_len": "x"}, "seq_len must be a whole number"),
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], said):

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from pediag.attributing.keeping import Kept
 from pediag.errors import PediagError, UsageError, out_of_memory
 from pediag.targets import describe
 from pediag.trace import Frame
@@ -79,10 +80,12 @@ def told(what: str) -> Iterator[None]:
 
 
 class Runner:
-    """Calls a model that the caller has made sure is left untouched."""
+    """Calls a model that the caller has made sure is left untouched; with ``kept`` each time as it was then."""
 
-    def __init__(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs)
+    def __init__(
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], kept: Kept | None = None
+    ) -> None:
+        self.model, self.args, self.kwargs, self.kept = model, tuple(args), dict(kwargs), kept
         self.place = Place()
 
     def plain(self) -> Any:
@@ -112,6 +115,8 @@ class Runner:
             return self._call(mode)
 
     def _call(self, mode: TorchFunctionMode | None, args: Any = None, kwargs: Any = None) -> Any:
+        if self.kept is not None:
+            self.kept.restore()
         with ExitStack() as stack:
             for context in (as_called(), eager(), module_paths(self.model, self.place)):
                 stack.enter_context(context)

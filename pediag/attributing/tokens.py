@@ -125,12 +125,15 @@ def of_text(text: str, reader: Reader, model: nn.Module) -> Fed:
     """
     if not text.strip():
         raise UsageError("an empty text: give one of two tokens or more")
-    ids = reader.encode(text)
+    try:
+        ids = reader.encode(text)
+        rows = torch.tensor([ids], dtype=torch.int64)
+    except Exception as error:
+        raise UsageError(f"of this text the tokenizer makes no ids: {describe(error)}") from error
     if len(ids) < FEWEST_TOKENS:
         raise UsageError(
             f"{text!r} is {len(ids)} token: give a text of two or more, so that positions can matter"
         )
-    rows = torch.tensor([ids])
     accepted = _accepted(model)
     if IDS in accepted or not accepted:
         fed = Fed((), {IDS: rows}, len(ids), [reader.name(one) for one in ids])
@@ -183,6 +186,8 @@ def of_inputs(inputs: Any, model: nn.Module, reader: Reader | None = None) -> Fe
     else:
         args, kwargs = _named(tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), model)
     main = _main(args, kwargs)
+    if main.is_meta:
+        raise UsageError("inputs are on the meta device and hold no numbers: give real ones")
     if main.dim() > 3:
         raise UsageError(
             f"inputs of shape {tuple(main.shape)} are no sequence: tokens (1, N) or vectors (1, N, D) are attributed; "
