@@ -378,15 +378,20 @@ class Rows:
 
     # -- what enters the first attention --------------------------------------------------------------------
 
-    def entered(self, done: Pass) -> Entered | None:
-        """What enters the first attention along the tokens of a pass; None where tokens are mixed before it."""
+    def entered(self, done: Pass, at: object = None) -> Entered | None:
+        """What enters the first attention along the tokens of a pass, or that at a place; None where tokens are mixed.
+
+        An encoder that runs again has one before it: a pass of one token does not tell which of them is meant.
+        """
         self.add(done)
         if id(done) not in self._entries:
-            self._entries[id(done)] = self._first_entered(done)
+            self._entries[id(done)] = self._first_entered(done, at)
         return self._entries[id(done)]
 
-    def _first_entered(self, done: Pass) -> Entered | None:
+    def _first_entered(self, done: Pass, at: object) -> Entered | None:
         for place, attention in self.attentions(done).items():
+            if at is not None and place != at:
+                continue
             stops = self._slice(attention.query, _ANY)[1]
             for stop in stops:
                 if _token_axis(stop.shape, done) is None and done.tokens > 1:

@@ -144,8 +144,9 @@ def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
 
 def _added(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
     """What enters the first attention, row by row."""
-    full, here = cached.rows.entered(cached.full), cached.rows.entered(done)
-    if full is None or here is None or full.place != here.place:
+    full = cached.rows.entered(cached.full)
+    here = cached.rows.entered(done, full.place) if full is not None else None
+    if full is None or here is None:
         return
     if full.values.shape[1] != here.values.shape[1]:
         return

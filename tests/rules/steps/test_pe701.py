@@ -67,6 +67,35 @@ def test_a_restart_is_told_once(code):
     assert findings(FIXTURE.faulty(), code, FIXTURE.SEQ_LEN) == []
 
 
+class Translator(nn.Module):
+    """An encoder that runs at every step, in front of a decoder whose learned rows start ``late`` in cached steps."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__()
+        self.late = late
+        self.words, self.rows = nn.Embedding(103, 32), nn.Embedding(256, 32)
+        self.encoder = nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+        self.qkv, self.across = nn.Linear(32, 96), nn.MultiheadAttention(32, 2, batch_first=True)
+
+    def forward(self, source, target, past=None):
+        memory = self.encoder(self.words(source) + self.rows.weight[: source.shape[1]])
+        n, before = target.shape[1], 0 if past is None else past[0].shape[2]
+        place = torch.arange(before, before + n, device=target.device) + (self.late if before else 0)
+        x = self.words(target) + self.rows(place)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        if past is not None:
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        seen = torch.ones(n, before + n, dtype=torch.bool, device=target.device).tril(before)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        return x + self.across(x, memory, memory, need_weights=False)[0], (k, v)
+
+
+def test_steps_behind_an_encoder_that_runs_again():
+    assert findings(Translator(0).eval(), CODE, 128) == []
+    (finding,) = findings(Translator(1).eval(), CODE, 128)
+    assert "tokens 37 and 38 add to the content what belongs to positions 38 and 39" in finding.message
+
+
 def test_a_model_without_a_cache():
     found = outcome(load("nanogpt_style", "healthy").model(), CODE, 64)
     assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
