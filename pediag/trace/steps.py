@@ -350,11 +350,9 @@ def _encoded(session: Session) -> Iterator[int]:
 
 
 def _is_second(candidate: Candidate, sizes: Sizes) -> bool:
-    """Whether one input runs along the first length and another along the second."""
+    """Whether an input runs along the second length. Along the first may run none: sound or pictures of one size."""
     found = [item.shape(sizes) for item in candidate.inputs() if not item.literal]
-    return any(sizes.tokens in shape for shape in found) and any(
-        sizes.keys in shape and sizes.tokens not in shape for shape in found
-    )
+    return any(sizes.keys in shape and sizes.tokens not in shape for shape in found)
 
 
 def sliced(whole: Mapping[str, Any], total: int, seen: int, tokens: int) -> dict[str, Any]:

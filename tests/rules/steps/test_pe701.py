@@ -96,6 +96,18 @@ def test_steps_behind_an_encoder_that_runs_again():
     assert "tokens 37 and 38 add to the content what belongs to positions 38 and 39" in finding.message
 
 
+def test_a_decoder_of_sound_that_has_one_length():
+    transformers = pytest.importorskip("transformers")
+    layers = {
+        f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")
+    }
+    config = transformers.WhisperConfig(
+        **layers, d_model=32, encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=16, max_source_positions=50
+    )
+    found = outcome(transformers.WhisperModel(config).eval(), CODE, 64)
+    assert (found.status, found.findings) == ("pass", [])
+
+
 def test_a_model_without_a_cache():
     found = outcome(load("nanogpt_style", "healthy").model(), CODE, 64)
     assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
