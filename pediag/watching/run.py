@@ -226,8 +226,11 @@ class Watch:
         self.after_step()
 
     def before_step(self) -> None:
-        """Look at the gradients, if the step that comes is one that is measured."""
-        if self._open and self._measured(self.steps + 1):
+        """Look at the gradients, if the step that comes is one that is measured.
+
+        Within a backward pass, where optimisers that step in hooks are called, they are not all there yet.
+        """
+        if self._open and self._measured(self.steps + 1) and torch._C._current_graph_task_id() == -1:
             self._timed("gradients", self._look_at_gradients)
 
     def after_step(self) -> None:

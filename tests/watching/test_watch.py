@@ -259,6 +259,23 @@ def test_an_interrupt_in_forward_leaves_no_mode():
     assert torch._C._len_torch_dispatch_stack() == 0 and hooks(model) == 0
 
 
+def test_where_optimisers_step_within_the_backward_pass_no_gradient_share_is_told(tmp_path):
+    model = made(Learned)
+    each = {item: torch.optim.SGD([item], lr=0.01) for item in model.parameters()}
+
+    def step(item: torch.Tensor) -> None:
+        each[item].step()
+        each[item].zero_grad()
+
+    for item in each:
+        item.register_post_accumulate_grad_hook(step)
+    log = tmp_path / "run.jsonl"
+    with pediag.watch(model, list(each.values()), every=1, log=log) as watch:
+        for _ in range(2):
+            model(batch()).sum().backward()
+    assert watch.steps == 2 and [record.get("gradient") for record in records(log)[1:3]] == [{}, {}]
+
+
 def test_evaluation_between_steps_is_not_measured():
     model = made(Learned)
     optimizer = adamw(model)
