@@ -14,7 +14,7 @@ from pediag.targets.caches import CacheSpec
 from pediag.trace.chain import Chain, Pass
 from pediag.trace.conventions import Convention, NoCache, conventions, forgets, taken
 from pediag.trace.depth import Depth, depth
-from pediag.trace.dimensions import free
+from pediag.trace.dimensions import free, lengths_of
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.graph import Graph, Node
 from pediag.trace.inputs import Candidate, Input, Sizes, made_up
@@ -204,7 +204,7 @@ class _Runner:
         self.plan, self.second = self._planned()
         sizes = self.plan.sizes(self.plan.total, self.second)
         names = list(inspect.signature(session.model.forward).parameters)
-        self.whole = _by_name(_fixed(session.called(sizes), sizes), names)
+        self.whole = _by_name(_one_text(_fixed(session.called(sizes), sizes), sizes), names)
 
     def _planned(self) -> tuple[Plan, bool]:
         """The plan, and whether the decoder's sequence is the second of two inputs."""
@@ -267,7 +267,7 @@ class _Runner:
             for length in longer:
                 sizes = self.plan.sizes(length, self.second)
                 done = chain.run(
-                    _fixed(self.session.called(sizes), sizes),
+                    _one_text(_fixed(self.session.called(sizes), sizes), sizes),
                     sizes,
                     self.plan.lengths(length, 0),
                     follow=self.full.trace,
@@ -389,18 +389,38 @@ def _by_name(whole: Candidate, names: Sequence[str]) -> dict[str, Any]:
 
 def _fixed(candidate: Candidate, sizes: Sizes) -> Candidate:
     """The call with sizes in place of letters."""
+    return _each(
+        candidate, lambda item: item if item.value is not None else replace(item, dims=item.shape(sizes))
+    )
 
-    def fixed(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {name: fixed(part) for name, part in item.items()}
-        if isinstance(item, (list, tuple)):
-            return type(item)(fixed(part) for part in item)
-        if not isinstance(item, Input) or item.literal or item.value is not None:
+
+def _one_text(candidate: Candidate, sizes: Sizes) -> Candidate:
+    """The call with the first text alone, where the user's example has several."""
+    texts = lengths_of(candidate, sizes).batch
+    if not candidate.given or texts == 1:
+        return candidate
+
+    def first(item: Input) -> Input:
+        axis = next((axis for axis, size in enumerate(item.shape(sizes)[:2]) if size == texts), None)
+        if item.value is None or axis is None:
             return item
-        return replace(item, dims=item.shape(sizes))
+        return replace(item, value=item.value.narrow(axis, 0, 1))
+
+    return _each(candidate, first)
+
+
+def _each(candidate: Candidate, change: Callable[[Input], Input]) -> Candidate:
+    """The call with its tensors changed, those in containers too."""
+
+    def changed(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: changed(part) for name, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return type(item)(changed(part) for part in item)
+        return change(item) if isinstance(item, Input) and not item.literal else item
 
     return Candidate(
-        [fixed(item) for item in candidate.args],
-        {name: fixed(item) for name, item in candidate.kwargs.items()},
+        [changed(item) for item in candidate.args],
+        {name: changed(item) for name, item in candidate.kwargs.items()},
         candidate.given,
     )

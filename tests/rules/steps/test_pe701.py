@@ -108,6 +108,33 @@ def test_a_decoder_of_sound_that_has_one_length():
     assert (found.status, found.findings) == ("pass", [])
 
 
+class Looking(nn.Module):
+    """Rows as in the fixture, behind a picture; the example has two texts with a picture each."""
+
+    def __init__(self, restart: bool) -> None:
+        super().__init__()
+        self.picture, self.decoder = nn.Linear(48, 64), FIXTURE.Rows(restart)
+
+    def forward(self, pixels, ids, past=None):
+        words = self.decoder(ids, past, use_cache=True)
+        return words[0] + self.picture(pixels).sum(-1, keepdim=True), words[1]
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+@pytest.mark.parametrize("restart", [True, False])
+def test_an_example_of_several_texts(tmp_path, texts, restart):
+    path = tmp_path / "looking.py"
+    path.write_text(
+        "import torch\n"
+        "from tests.rules.steps.test_pe701 import Looking\n"
+        f"def build():\n    return Looking({restart}).eval()\n"
+        "def example_inputs(n):\n"
+        f"    return torch.zeros({texts}, 1, 48), torch.zeros({texts}, n, dtype=torch.long)\n"
+    )
+    found = outcome(f"{path}:build", CODE, 128)
+    assert found.status == ("fail" if restart else "pass"), found.reason
+
+
 def test_a_model_without_a_cache():
     found = outcome(load("nanogpt_style", "healthy").model(), CODE, 64)
     assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
