@@ -136,7 +136,9 @@ def _named(given: str | Iterable[str], what: str) -> tuple[str, ...]:
     from pediag.schemes.tasks import TASKS
 
     known = SCHEMES if what == "scheme" else TASKS
-    words = [given] if isinstance(given, str) else list(given)
+    words = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if strange := [word for word in words if not isinstance(word, str)]:
+        raise UsageError(f"{what} {strange[0]!r} is no name; the known ones are {', '.join(known)}")
     names = list(dict.fromkeys(name.strip() for word in words for name in word.split(",") if name.strip()))
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
@@ -153,7 +155,7 @@ def _refuse(setting: Setting) -> None:
     for name, most in {**LARGEST, "train_len": setting.seq_len}.items():
         value = getattr(setting, name)
         option = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        if type(value) is not int or not 1 <= value <= most:
             beyond = " (--seq-len)" if name == "train_len" else ""
             raise UsageError(f"{option} {value}: give a whole number from 1 to {most:,}{beyond}")
     if setting.train_len <= LAG:
@@ -164,11 +166,13 @@ def _refuse(setting: Setting) -> None:
         raise UsageError(
             f"--d-model {setting.d_model} over --heads {setting.heads}: each head needs an even number of channels"
         )
-    if setting.steps is not None and not 1 <= setting.steps <= 1_000_000:
+    if setting.steps is not None and (type(setting.steps) is not int or not 1 <= setting.steps <= 1_000_000):
         raise UsageError(f"--steps {setting.steps}: give a whole number from 1 to 1,000,000")
-    if not 0.0 < setting.minutes <= 10_000.0:
-        raise UsageError(f"--minutes {setting.minutes:g}: give a number above 0")
-    if not 0 <= setting.first_seed < 2**62:
+    minutes = setting.minutes
+    if type(minutes) not in (int, float) or not 0.0 < minutes <= 10_000.0:
+        shown = f"{minutes:g}" if isinstance(minutes, float) else minutes
+        raise UsageError(f"--minutes {shown}: give a number above 0")
+    if type(setting.first_seed) is not int or not 0 <= setting.first_seed < 2**62:
         raise UsageError(f"--seed {setting.first_seed}: give a whole number from 0")
 
 
@@ -179,7 +183,7 @@ def _device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=torch.device(name)).sum().item()
-    except (RuntimeError, AssertionError, ValueError, NotImplementedError):
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError, TypeError):
         raise UsageError(f"--device {name}: torch cannot use it here; give auto, cpu or cuda") from None
     return name
 

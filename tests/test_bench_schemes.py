@@ -98,9 +98,21 @@ def test_what_cannot_be_meant_gets_one_line(given, said, capsys) -> None:
     assert len(err.splitlines()) == 1
 
 
-def test_python_refuses_the_same() -> None:
-    with pytest.raises(UsageError, match="whole number"):
-        pediag.bench_schemes(heads=2.0)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"heads": 2.0}, "whole number"),
+        ({"steps": 2.5}, "whole number"),
+        ({"first_seed": "1"}, "whole number"),
+        ({"minutes": "5"}, "--minutes 5: give a number above 0"),
+        ({"schemes": 5}, "scheme 5 is no name; the known ones are none, "),
+        ({"tasks": [None]}, "task None is no name; the known ones are lag, "),
+        ({"device": None}, "--device None: torch cannot use it here"),
+    ],
+)
+def test_python_refuses_the_same(given, said) -> None:
+    with pytest.raises(UsageError, match=said):
+        pediag.bench_schemes(**given)
 
 
 def test_few_minutes_are_told() -> None:
