@@ -63,7 +63,7 @@ class RankState:
     ``schemes`` are the titles of encodings by scheme and module. ``rows`` has the runs of each row of ids, None where
     a row is irregular; it is None where no ids were given or the ranks hold no parts of one sequence. ``left_out``
     names tensors that are split over ranks, ``sequence`` the ranks that hold parts of its sequences. ``error`` says why
-    there is nothing else.
+    there is nothing else. ``step`` is that of a running training.
     """
 
     rank: int
@@ -73,6 +73,7 @@ class RankState:
     left_out: tuple[str, ...] = ()
     sequence: tuple[int, ...] = ()
     error: str = ""
+    step: int = 0
 
 
 class Gathers(Protocol):

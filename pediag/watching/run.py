@@ -343,7 +343,11 @@ class Watch:
         if ranks is None:
             return
         facets = Facets(self._watched.seq_len)
-        facets.ranks = ranks.gather(self._mine(ranks))
+        facets.ranks = ranks.gather(replace(self._mine(ranks), step=self.steps))
+        steps = sorted({one.step for one in facets.ranks})
+        if len(steps) > 1:
+            told = " and ".join(map(str, steps[:4]))
+            raise PediagError(f"ranks: they are at steps {told}; give all the same every and first_step")
         try:
             for finding in find("PE804").check(facets):
                 self._judge_ranks(finding)

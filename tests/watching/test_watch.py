@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import warnings
@@ -351,6 +352,32 @@ def test_of_a_model_that_could_not_be_looked_at_nothing_is_said_that_is_not_so(t
     with pytest.warns(PediagWarning, match="could not be looked at"), pediag.watch(model, log=log):
         pass
     assert records(log)[0]["notes"] == ["the model could not be looked at"]
+
+
+def test_ranks_at_different_steps_are_not_compared():
+    class Other:
+        """Another rank, one step ahead, whose table is another one too."""
+
+        rank, position_ids, sequence = 0, None, ()
+
+        def gather(self, mine):
+            table = {name: dataclasses.replace(one, bits="") for name, one in mine.tensors.items()}
+            return [
+                mine,
+                dataclasses.replace(
+                    mine, rank=1, step=2 * mine.step, tensors=table if mine.step else mine.tensors
+                ),
+            ]
+
+    watch, warned = run(*_with_optimizer(), 3, every=1, ranks=Other())
+    said = "ranks: they are at steps 1 and 2; give all the same every and first_step"
+    assert warned == [f"pediag.watch: ranks are not watched any more: {said}"]
+    assert watch.findings == [] and watch.steps == 3
+
+
+def _with_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = made(Learned)
+    return model, adamw(model)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,10 @@ def check(facets: Facets) -> Iterator[Finding]:
     failed = [state for state in states if state.error]
     if failed:
         raise CouldNotCheck(f"rank {failed[0].rank} failed before the comparison: {failed[0].error}")
+    if not _shared(states):
+        raise NotApplicable(
+            "no two ranks hold a tensor or an encoding of the same name: nothing can be compared"
+        )
     apart = _apart(states)
     yield from _tensors(facets, states, apart)
     yield from _schemes(facets, states, {name for names in apart.values() for name in names})
@@ -88,6 +92,12 @@ def check(facets: Facets) -> Iterator[Finding]:
 
 
 # -- tensors ------------------------------------------------------------------------------------------------
+
+
+def _shared(states: list[RankState]) -> bool:
+    """Whether there is anything that two ranks hold, or positions of one sequence that they count."""
+    held = [name for state in states for name in (*state.tensors, *state.schemes)]
+    return len(held) > len(set(held)) or any(state.sequence for state in states)
 
 
 Apart = dict[tuple[str, tuple[tuple[int, ...], ...]], list[str]]

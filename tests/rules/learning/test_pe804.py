@@ -106,3 +106,25 @@ def test_a_rank_that_failed_is_told() -> None:
 def test_what_is_no_exchange_is_refused() -> None:
     with pytest.raises(UsageError, match=r"ranks must be True, False or a pediag.Ranks; got 'all'"):
         pediag.check(FIXTURE.healthy_rotation(), ranks="all", seq_len=64)
+
+
+def test_ranks_that_have_nothing_in_common_are_not_judged() -> None:
+    class Named(torch.nn.Module):
+        """A learned table under a name of its own."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.tokens, self.name = torch.nn.Embedding(9, 8), name
+            self.add_module(name, torch.nn.Embedding(64, 8))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.tokens(ids) + getattr(self, self.name)(torch.arange(ids.shape[1]))
+
+    class Inside(torch.nn.Sequential):
+        """The same a module deeper."""
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self[0](ids)
+
+    (outcome,) = report(Named("a"), [Inside(Named("b"))]).outcomes
+    assert outcome.status == "not-applicable" and "nothing can be compared" in outcome.reason
