@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import nn
 
 from pediag.targets import Target
-from pediag.trace.inputs import Candidate, Sizes
+from pediag.trace.inputs import Candidate, Input, Maker, Sizes
 from pediag.trace.place import Lengths
 
 # Structural lengths, long first: above the 128 tokens where T5's buckets end and clips are usual, then shorter
@@ -87,3 +90,56 @@ def _lengths(row: int, dims: set[int], batch: int, target: Target) -> Iterator[i
     others = range(max(_TOKENS[row]), below, -1)
     yield from (size for size in (*_TOKENS[row], *others) if takes(size) and free(size, dims))
     yield from (size for size in (target.longest,) if size is not None)
+
+
+# -- examples of as many texts as the model has heads, groups or layers ----------------------------------------
+
+
+def told_apart(makers: Iterator[Maker], dims: set[int]) -> Iterator[Maker]:
+    """Ways to call the model; an example whose number of texts may be a size of the model is given more texts first."""
+    for maker in makers:
+        changed: list[bool] = []
+
+        def make(sizes: Sizes, maker: Maker = maker, changed: list[bool] = changed) -> Candidate:
+            made = maker(sizes)
+            more = _more_texts(made, sizes, dims)
+            changed.append(more is not made)
+            return more
+
+        yield make
+        if any(changed):
+            yield maker
+
+
+def _more_texts(candidate: Candidate, sizes: Sizes, dims: set[int]) -> Candidate:
+    """The example's texts over and over, ``sizes.batch`` of them, where their number is in ``dims`` or small."""
+    shapes = [item.shape(sizes) for item in candidate.inputs() if item.value is not None and not item.literal]
+    texts = next((shape[0] for shape in shapes if shape[1:2] == (sizes.tokens,)), 1)
+    collides = texts in dims or texts < min(_BATCHES)  # queries, keys and values, pairs, heads
+    if not candidate.given or sizes.batch == 1 or texts == 1 or not collides:
+        return candidate
+
+    def more(item: Input) -> Input:
+        axis = next((axis for axis, size in enumerate(item.shape(sizes)[:2]) if size == texts), None)
+        if item.value is None or axis is None:
+            return item
+        return replace(item, value=item.value.index_select(axis, torch.arange(sizes.batch) % texts))
+
+    return changed_each(candidate, more)
+
+
+def changed_each(candidate: Candidate, change: Callable[[Input], Input]) -> Candidate:
+    """The call with its tensors changed, those in containers too."""
+
+    def changed(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: changed(part) for name, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return type(item)(changed(part) for part in item)
+        return change(item) if isinstance(item, Input) and not item.literal else item
+
+    return Candidate(
+        [changed(item) for item in candidate.args],
+        {name: changed(item) for name, item in candidate.kwargs.items()},
+        candidate.given,
+    )

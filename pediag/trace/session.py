@@ -19,7 +19,15 @@ from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.depth import first_layers, present
 from pediag.trace.devices import device_of
-from pediag.trace.dimensions import ROWS, batch_apart, dimensions, kernels, lengths_of, sizes_apart
+from pediag.trace.dimensions import (
+    ROWS,
+    batch_apart,
+    dimensions,
+    kernels,
+    lengths_of,
+    sizes_apart,
+    told_apart,
+)
 from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, laborious, stopped, too_long
 from pediag.trace.functions import Functions
@@ -271,7 +279,7 @@ class Session:
 
     def _first_that_runs(self) -> Trace:
         failed: list[tuple[Trace, Maker]] = []
-        for maker in candidates(self.model, self.specs, self.target.example_inputs):
+        for maker in told_apart(candidates(self.model, self.specs, self.target.example_inputs), self._dims):
             for row in range(ROWS):
                 sizes = self._sizes(row)
                 trace = self._run(maker(sizes), sizes, None)
@@ -307,11 +315,8 @@ class Session:
 
     def _pieces(self, stopped: Trace) -> Trace:
         """The pass of the parts that run by themselves; ``stopped``, that of the whole, where none does."""
-        made = (
-            None
-            if self.specs or self.target.example_inputs
-            else in_parts(self.model, self._sizes(1), self._run_by)
-        )
+        given = self.specs or self.target.example_inputs
+        made = in_parts(self.model, self._sizes(1), self._run_by) if not given else None
         if made is None:
             return stopped
         self._maker, trace = made

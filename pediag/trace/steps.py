@@ -14,7 +14,7 @@ from pediag.targets.caches import CacheSpec
 from pediag.trace.chain import Chain, Pass
 from pediag.trace.conventions import Convention, NoCache, conventions, forgets, taken
 from pediag.trace.depth import Depth, depth
-from pediag.trace.dimensions import free, lengths_of
+from pediag.trace.dimensions import changed_each, free, lengths_of
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
 from pediag.trace.graph import Graph, Node
 from pediag.trace.inputs import Candidate, Input, Sizes, made_up
@@ -389,7 +389,7 @@ def _by_name(whole: Candidate, names: Sequence[str]) -> dict[str, Any]:
 
 def _fixed(candidate: Candidate, sizes: Sizes) -> Candidate:
     """The call with sizes in place of letters."""
-    return _each(
+    return changed_each(
         candidate, lambda item: item if item.value is not None else replace(item, dims=item.shape(sizes))
     )
 
@@ -406,21 +406,4 @@ def _one_text(candidate: Candidate, sizes: Sizes) -> Candidate:
             return item
         return replace(item, value=item.value.narrow(axis, 0, 1))
 
-    return _each(candidate, first)
-
-
-def _each(candidate: Candidate, change: Callable[[Input], Input]) -> Candidate:
-    """The call with its tensors changed, those in containers too."""
-
-    def changed(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {name: changed(part) for name, part in item.items()}
-        if isinstance(item, (list, tuple)):
-            return type(item)(changed(part) for part in item)
-        return change(item) if isinstance(item, Input) and not item.literal else item
-
-    return Candidate(
-        [changed(item) for item in candidate.args],
-        {name: changed(item) for name, item in candidate.kwargs.items()},
-        candidate.given,
-    )
+    return changed_each(candidate, first)

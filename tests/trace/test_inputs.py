@@ -207,7 +207,7 @@ class Hard(nn.Module):
 
 def test_an_example_as_a_tuple() -> None:
     made = trace(Hard(), example=lambda n: (torch.zeros(2, n, D), 0.5))
-    assert [node.shape for node in inputs(made)] == [(2, made.sizes.tokens, D)]
+    assert [node.shape for node in inputs(made)] == [(made.sizes.batch, made.sizes.tokens, D)]
     assert len(made.graph.sites) == 1
 
 
@@ -218,14 +218,33 @@ def test_an_example_as_a_mapping() -> None:
 
 def test_an_example_as_one_tensor() -> None:
     made = trace(Vectors(), example=lambda n: torch.zeros(2, n, D))
-    assert [node.shape for node in inputs(made)] == [(2, made.sizes.tokens, D)]
+    assert [node.shape for node in inputs(made)] == [(made.sizes.batch, made.sizes.tokens, D)]
 
 
 def test_an_example_with_tensors_inside_containers() -> None:
     made = trace(Hard(), example=lambda n: ({"x": torch.zeros(2, n, D)}, 1.0))
-    assert [node.shape for node in inputs(made)] == [(2, made.sizes.tokens, D)]
+    assert [node.shape for node in inputs(made)] == [(made.sizes.batch, made.sizes.tokens, D)]
     assert [node.provenance for node in inputs(made)] == [CONTENT]
     assert len(made.graph.sites) == 1
+
+
+def test_an_example_of_few_texts_is_repeated_so_that_they_are_no_size_of_the_model() -> None:
+    ids = torch.arange(2)[:, None]
+
+    def example(n: int) -> Any:
+        return {"position_ids": ids.expand(2, n), "x": torch.zeros(2, n, D)}
+
+    made = trace(Placed(), example=example)
+    assert made.sizes.batch == 5
+    assert torch.equal(
+        made.value(joins(made)[0].position[-1])[:, 0, 0], torch.tensor([0, 1, 0, 1, 0.0]).sin()
+    )
+
+
+def test_an_example_for_a_model_that_takes_no_other_number_of_texts() -> None:
+    made = trace(FewTexts(2), example=lambda n: torch.zeros(2, n, dtype=torch.long))
+    assert made.failure is None
+    assert [node.shape for node in inputs(made)] == [(2, made.sizes.tokens)]
 
 
 def test_an_example_is_asked_for_the_length_of_each_pass() -> None:
@@ -262,7 +281,7 @@ def test_marked_positions_keep_their_numbers() -> None:
         return torch.zeros(2, n, D), positions(torch.linspace(5, 9, n).flip(0).expand(2, n))
 
     made = trace(Timed(), example=example)
-    expected = torch.linspace(5, 9, made.sizes.tokens).flip(0).expand(2, -1)[..., None].sin()
+    expected = torch.linspace(5, 9, made.sizes.tokens).flip(0).expand(made.sizes.batch, -1)[..., None].sin()
     assert torch.equal(made.value(joins(made)[0].position[-1]), expected)
 
 
@@ -284,7 +303,7 @@ def test_whole_numbers_for_an_argument_of_positions_keep_their_values(as_mapping
         return {"position_ids": rows, "x": x} if as_mapping else (x, rows)
 
     made = trace(Placed(), example=example)
-    expected = (torch.arange(made.sizes.tokens) // 4).expand(2, -1)[..., None].float().sin()
+    expected = (torch.arange(made.sizes.tokens) // 4).expand(made.sizes.batch, -1)[..., None].float().sin()
     assert torch.equal(made.value(joins(made)[0].position[-1]), expected)
 
 
