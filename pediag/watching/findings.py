@@ -100,8 +100,8 @@ def _rounded(change: Change, step: int, seq_len: int) -> Finding | None:
     )
 
 
-def unmoved(tables: list[Held], step: int, count: int) -> Finding:
-    """PE805 of tables that are what they were at the start."""
+def unmoved(tables: list[Held], step: int, count: int, stepped: set[int] | None = None) -> Finding:
+    """PE805 of tables that are what they were at the start; ``stepped`` are the ids of what optimisers hold."""
     names = " and ".join(f"`{held.name}`" for held in tables[:2])
     more = f" and {len(tables) - 2} more" if len(tables) > 2 else ""
     tensor = tables[0].now()
@@ -109,6 +109,8 @@ def unmoved(tables: list[Held], step: int, count: int) -> Finding:
     why = (
         "is frozen"
         if frozen
+        else "is in no group of the optimiser"
+        if stepped is not None and id(tensor) not in stepped
         else "got no gradient"
         if tensor is not None and tensor.grad is None
         else "did not move"

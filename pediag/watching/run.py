@@ -336,7 +336,11 @@ class Watch:
         if 2 * trained > sum(
             1 for _ in self.root.parameters()
         ):  # adapters leave nearly all frozen on purpose
-            self._tell(findings.unmoved(still, self.steps, count))
+            self._tell(findings.unmoved(still, self.steps, count, self._stepped()))
+
+    def _stepped(self) -> set[int] | None:
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return {id(item) for group in groups for item in group["params"]} if groups else None
 
     def _compare_ranks(self) -> None:
         ranks = self._ranks

@@ -177,6 +177,14 @@ def test_other_changes_of_a_constant_are_told():
     assert watch.findings[0].evidence.measured == pytest.approx(0.5)  # the first is measured
 
 
+def test_a_table_in_no_optimiser_is_told_with_the_reason():
+    model = made(Learned)
+    rest = [item for item in model.parameters() if item is not model.where]
+    watch, _ = run(model, torch.optim.SGD(rest, lr=0.1), 20, every=20)
+    (finding,) = watch.findings
+    assert finding.code == "PE805" and "the first is in no group of the optimiser" in finding.message
+
+
 def test_a_table_that_does_not_move_is_told_after_twenty_steps():
     model = made(Learned)
     model.where.requires_grad_(False)
