@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -226,8 +227,9 @@ class Ranks:
 
 
 def _first_line(error: BaseException) -> str:
+    """The first line of an error, without the place in its own source that gloo puts before it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
+    return re.sub(r"^\[[^\]]*:\d+\] ", "", lines[0])[:200]
 
 
 def tell(ranks: Gathers, error: BaseException) -> None:

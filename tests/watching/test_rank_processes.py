@@ -75,3 +75,4 @@ def test_a_rank_that_takes_no_part_stops_nobody(tmp_path):
     assert left == "left" and (steps, last) == (5, 4)
     assert len(warned) == 1 and "ranks" in warned[0]
     assert "not every rank answered within 2 s" in group
+    assert ".cc:" not in group and ".cc:" not in warned[0]
