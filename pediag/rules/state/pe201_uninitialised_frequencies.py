@@ -349,7 +349,8 @@ def fault(w: Floats, facets: Facets, trained: bool) -> Bad | None:
     if not w.any():
         return Bad(0, 0.0, "is zero, as are all of them: nothing turns")
     w = -w if (w <= 0).all() else w
-    if not trained and w.size >= SURE and (w == w[0]).all() and _angles.declared(facets, 2 * w.size) is None:
+    equal = not trained and w.size >= SURE and (w == w[0]).all() and w[0] >= SMALLEST
+    if equal and _angles.declared(facets, 2 * w.size) is None:
         return Bad(1, float(w[1]), "is the one before, and so are all of them: every pair turns alike")
     if trained or _evenly_spaced(w) or _axes.any_layout(w, lambda item: _formula(item, facets)):
         return None
