@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pediag.check import Known, Progress, alone, look, refuse, staying
+from pediag.check import Known, Progress, alone, look, refuse
 from pediag.errors import TraceError, UsageError
 from pediag.report.attribution import Attribution
 from pediag.rules import registry
 from pediag.rules.run import run
 from pediag.settings import decided
-from pediag.targets import Config, maximum_length, open_target, understood
+from pediag.targets import Config, maximum_length, open_target, staying, understood
 
 if TYPE_CHECKING:
     import torch

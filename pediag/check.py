@@ -21,12 +21,12 @@ from pediag.targets import (
     Config,
     InputSpec,
     Target,
-    describe,
     fit_notes,
     maximum_length,
     open_target,
     parse_input_spec,
     serving_dtype,
+    staying,
     trained_length,
     understood,
 )
@@ -301,18 +301,6 @@ def _plainly(target: Any) -> AbstractContextManager[None]:
     from pediag.trace.isolation import on_host
 
     return on_host()
-
-
-@contextmanager
-def staying(spec: str) -> Iterator[None]:
-    """An exit out of the own code of the model ``spec`` is its failure, a TraceError, and not the end of pediag."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        told = f"{spec}: running the model raised {describe(error)}"
-        raise TraceError(f"{told}; a forward should return, not leave the program") from error
 
 
 def _run_as_theirs(target: Target, options: Options, step: Progress) -> _Seen:

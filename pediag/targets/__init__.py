@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pediag.targets._fit import fit_notes
-    from pediag.targets.code.usercode import describe, shown
+    from pediag.targets.code.usercode import describe, shown, staying
     from pediag.targets.config import Config, maximum_length, trained_length
     from pediag.targets.folders.original import understood
     from pediag.targets.inputs import InputSpec, parse_input_spec, serving_dtype
@@ -26,6 +26,7 @@ __all__ = [
     "parse_input_spec",
     "serving_dtype",
     "shown",
+    "staying",
     "tensor_for",
     "trained_length",
     "understood",
@@ -35,6 +36,7 @@ _HOMES = {
     "fit_notes": "_fit",
     "describe": "code.usercode",
     "shown": "code.usercode",
+    "staying": "code.usercode",
     "Config": "config",
     "maximum_length": "config",
     "trained_length": "config",

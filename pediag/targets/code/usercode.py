@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from pediag.errors import LoadError
+from pediag.errors import LoadError, TraceError
 from pediag.targets._paths import one_line
 
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -70,6 +70,18 @@ def told_as_theirs(what: str, advice: str = "") -> Iterator[None]:
         raise
     except BaseException as error:  # an exit, or what a test framework raises to skip a file
         raise LoadError(f"{what} raised {describe(error)}{advice}") from None
+
+
+@contextmanager
+def staying(spec: str) -> Iterator[None]:
+    """An exit out of the own code of the model ``spec`` is its failure, a TraceError, and not the end of pediag."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        told = f"{spec}: running the model raised {describe(error)}"
+        raise TraceError(f"{told}; a forward should return, not leave the program") from error
 
 
 @contextmanager
