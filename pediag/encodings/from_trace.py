@@ -7,6 +7,7 @@ import torch
 from pediag.encodings import additive, bias, content, decay, misplaced, rotary, temperature
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
+from pediag.encodings.regions import PLACING
 from pediag.trace import Site, Trace
 
 _UNREMARKABLE = frozenset(("lookup",))
@@ -31,8 +32,17 @@ def read(trace: Trace) -> list[Encoding]:
 
 
 def _remarkable(site: Site) -> bool:
-    """Picking tokens by position, hiding what positions choose and masks that depend on content are no signals."""
-    return site.kind not in _UNREMARKABLE and site.result.dtype != torch.bool and not additive.chooses(site)
+    """Picking and placing tokens by position, hiding what positions choose and masks of content are no signals."""
+    if site.kind in _UNREMARKABLE or _places(site):
+        return False
+    return site.result.dtype != torch.bool and not additive.chooses(site)
+
+
+def _places(site: Site) -> bool:
+    """Whether positions only say which slots content is written into, as in a cache of its own."""
+    return site.op in PLACING and not any(
+        node.dtype.is_floating_point or node.dtype.is_complex for node in site.position
+    )
 
 
 def _unrecognised(site: Site) -> Unrecognised:

@@ -18,7 +18,7 @@ _JOINING = frozenset(
     "_reshape_alias".split()
 )
 _SPLITTING = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "tensor_split"))
-_PLACING = frozenset(("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter"))
+PLACING = frozenset(("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter"))
 """Writes of content into slots that positions choose, as a cache of fixed size takes them: nothing is turned there."""
 _REARRANGING = _SPLITTING | frozenset(
     "view _unsafe_view _to_copy clone transpose permute unsqueeze squeeze getitem slice select expand alias "
@@ -49,7 +49,7 @@ class Regions:
         self.trace = trace
         self._signed: dict[Node, bool] = {}
         self.sites: dict[Node, Site] = {
-            s.result: s for s in trace.graph.sites if s.kind in _KINDS and s.op not in _PLACING
+            s.result: s for s in trace.graph.sites if s.kind in _KINDS and s.op not in PLACING
         }
 
     # -- where ----------------------------------------------------------------------------------------------

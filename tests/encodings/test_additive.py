@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pediag.encodings import Encoding, Learned, Sinusoidal, Unrecognised, additive, misplaced, program
+from pediag.encodings import (
+    Encoding,
+    Learned,
+    Sinusoidal,
+    Unrecognised,
+    additive,
+    misplaced,
+    program,
+    recognise,
+)
 from pediag.targets import Target, open_target
 from pediag.trace import Session, Trace
 
@@ -219,6 +228,29 @@ def test_another_signal_is_unrecognised() -> None:
     (encoding,) = found(Adds(lambda m, ids: (torch.arange(ids.shape[1]).float()[:, None] / 100) ** 2))
     assert isinstance(encoding, Unrecognised)
     assert encoding.kind == "additive"
+
+
+@pytest.mark.parametrize("way", ["index_copy", "index_put"])
+def test_content_that_is_kept_in_slots_meets_no_signal(way: str) -> None:
+    """A memory of its own takes token by token, in slots that are counted."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(101, 32)
+            self.rows = nn.Parameter(torch.randn(400, 32))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids) + self.rows[: ids.shape[1]]
+            slots = torch.arange(ids.shape[1])
+            memory = x.new_zeros(len(ids), 400, 32)
+            if way == "index_copy":
+                memory.index_copy_(1, slots, x)
+            else:
+                memory[:, slots] = x
+            return memory.sum(1)
+
+    assert [item.scheme for item in recognise(trace_of(Keeping()))] == ["learned"]
 
 
 def test_layers_that_add_one_value_share_one_encoding() -> None:
