@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_VERBOSITY := error
 
-.PHONY: help setup demo test lint format bench zoo corpus docs clean
+.PHONY: help setup demo test lint format bench zoo corpus reported docs clean
 
 help:
 	@echo 'make demo    check a faulty model, a trained one and a healthy one, and say what was found'
@@ -17,6 +17,7 @@ help:
 	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
 	@echo 'make zoo     judge the models of transformers and of other libraries and write docs/zoo.md (an hour)'
 	@echo 'make corpus  judge reported and planted faults beside healthy twins and write docs/corpus.md (half an hour)'
+	@echo 'make reported  judge the reported faults alone, write nothing (minutes; part of CI)'
 	@echo 'make docs    write docs/rules from the rules'
 	@echo 'make clean   remove .venv and caches'
 
@@ -67,6 +68,9 @@ $(ZOO)/.installed: constraints.txt $(STAMP)
 corpus: $(STAMP)
 	@$(BIN)/python -m fixtures.corpus --markdown docs/corpus.md
 	@$(BIN)/python -m fixtures.mutants --markdown docs/corpus.md
+
+reported: $(STAMP)
+	@$(BIN)/python -m fixtures.corpus
 
 docs: $(STAMP)
 	@$(BIN)/python -m pediag.report.pages docs/rules
