@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fixtures.zoo import building, judging, lists, tables
+from fixtures.zoo import building, judging, keeping, lists, tables
 from fixtures.zoo.__main__ import main
 
 pytest.importorskip("transformers")
@@ -195,3 +196,25 @@ def test_the_tables_in_the_docs_cover_their_lists() -> None:
             assert set(lists.expected(kind)) <= rows, kind  # type: ignore[arg-type]
             seen.add(kind)
     assert "text" in seen
+
+
+def test_what_is_kept_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def judged(model_types: list[str], jobs: int, seconds: int) -> Iterator[judging.Outcome]:
+        asked.append(list(model_types))
+        for name in model_types:
+            yield judging.Outcome(name, schemes=["rotary"], findings=[("PE501", "warning", "far")])
+
+    monkeypatch.setattr(judging, "run", judged)
+    file = tmp_path / "kept.jsonl"
+    first = list(keeping.run(["a", "b"], 1, 1, file))
+    again = list(keeping.run(["a", "c", "b"], 1, 1, file))
+    assert asked == [["a", "b"], ["c"]]
+    assert sorted(again, key=lambda item: item.model_type) == [
+        *first,
+        judging.Outcome("c", ["rotary"], first[0].findings),
+    ]
+    monkeypatch.setattr(keeping, "made_with", lambda: "other code")
+    with pytest.raises(ValueError, match="other code or versions"):
+        next(keeping.run(["a"], 1, 1, file))
