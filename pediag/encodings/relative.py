@@ -145,7 +145,7 @@ def relative(read: Read, side: str) -> Encoding:
     encoding: Encoding
     if isinstance(found, ClipMap) and (found.k < max(read.offsets) or _is_clipped(read.index)):
         encoding = _clipped(read, found, table, side)
-    elif isinstance(found, BucketMap) or (_shares_rows(read.offsets) and not _ends(read.offsets)):
+    elif _is_bucketed(found, read.offsets):
         encoding = _bucketed(read, found if isinstance(found, BucketMap) else None, table)
     else:
         encoding = RelativeTable(buckets=read.offsets, table=table)
@@ -160,6 +160,14 @@ def relative(read: Read, side: str) -> Encoding:
 def _width(read: Read) -> int:
     """Entries of one row: heads of a bias, head width of a table of vectors."""
     return read.table.numel // max(read.table.shape[read.axis], 1)
+
+
+def _is_bucketed(found: BucketMap | ClipMap | None, offsets: dict[int, int]) -> bool:
+    """Whether distances share buckets before their end: a clip is a bucket map too, one without a logarithmic part."""
+    if isinstance(found, BucketMap):
+        one_way = found.num_buckets // 2 if found.bidirectional else found.num_buckets
+        return found.max_distance is None or found.max_distance > one_way or not _ends(offsets)
+    return _shares_rows(offsets) and not _ends(offsets)
 
 
 def _shares_rows(offsets: dict[int, int]) -> bool:
