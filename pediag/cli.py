@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from pediag.targets.naming import Listing
 
 USAGE = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="pediag",
@@ -371,13 +370,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(given)
     except (KeyboardInterrupt, typer.Abort):
-        status = INTERRUPTED
+        status = terminal.INTERRUPTED
     except Exception as error:
         _tell_left_out()
         terminal.complain(terminal.told(error))
         return USAGE
     _tell_left_out()
-    if status == INTERRUPTED:
+    if status == terminal.INTERRUPTED:
         terminal.complain("interrupted")
     return status
 

@@ -218,3 +218,15 @@ def test_what_is_kept_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(keeping, "made_with", lambda: "other code")
     with pytest.raises(ValueError, match="other code or versions"):
         next(keeping.run(["a"], 1, 1, file))
+
+
+def test_the_page_names_no_place_of_the_machine() -> None:
+    stopped = "LoadError: /tmp/x1/pediag-zoo: no (at .venv/lib/site-packages/transformers/m.py:3) in '/tmp/x1/pediag-zoo'"
+    outcome = judging.Outcome(
+        "llama", stopped=stopped, theirs="ImportError (at /opt/lib/site-packages/torch/a.py:1)"
+    )
+    page = tables.page([outcome], [tables.row(outcome)], tables.Totals())
+    assert "no (at transformers/m.py:3)" in page
+    assert "ImportError (at torch/a.py:1)" in page
+    assert "site-packages" not in page
+    assert "/tmp" not in page

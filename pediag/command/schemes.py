@@ -19,8 +19,6 @@ class SchemesFormat(str, Enum):
     markdown = "markdown"
 
 
-INTERRUPTED = 130
-
 Names = Annotated[
     list[str] | None,
     typer.Option(
@@ -91,4 +89,4 @@ def bench_schemes(
     else:
         shown = terminal.drawn(lambda console: drawing.render(made, console), plain=output is not None)
         terminal.write(shown, output)
-    return 0 if made.complete else INTERRUPTED
+    return 0 if made.complete else terminal.INTERRUPTED

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.spinner import Spinner
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
 SECONDS_UNTIL_SHOWN = 1.0
 PLAIN_WIDTH = 100
 WIDEST = 10_000
