@@ -221,7 +221,7 @@ def test_what_is_kept_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_page_names_no_place_of_the_machine() -> None:
-    stopped = "LoadError: /tmp/x1/pediag-zoo: no (at .venv/lib/site-packages/transformers/m.py:3) in '/tmp/x1/pediag-zoo'"
+    stopped = "LoadError: /tmp/x1/pediag-zoo: no (at .venv/site-packages/transformers/m.py:3) in '/tmp/x1/pediag-zoo'"
     outcome = judging.Outcome(
         "llama", stopped=stopped, theirs="ImportError (at /opt/lib/site-packages/torch/a.py:1)"
     )
