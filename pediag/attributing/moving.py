@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from pediag.attributing.keeping import Kept
@@ -222,7 +223,7 @@ class _Mover(_AtSpots):
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have one shape and the same numbers, up to what another order of operations rounds."""
-    if a.shape != b.shape or a.is_complex() != b.is_complex() or type(a).__name__ == "FakeTensor":
+    if a.shape != b.shape or a.is_complex() != b.is_complex() or isinstance(a, FakeTensor):
         return False
     a, b = a.detach().to("cpu"), b.detach().to("cpu")
     if not (a.is_floating_point() or a.is_complex()):
