@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pediag.errors import UsageError
+from pediag.schemes import memory
 from pediag.schemes.model import Comparison, Setting, mean, median
 
 if TYPE_CHECKING:
@@ -51,14 +52,15 @@ def bench_schemes(
     without them as many as fit into about ``minutes``. ``device`` is "auto", "cpu", "cuda" or another that torch has.
 
     An interruption (KeyboardInterrupt) ends it early: what was measured comes back, with ``complete`` False; before
-    anything was, it is raised again. Raises UsageError where an argument cannot be meant. On a CPU the shares of right
-    answers are the same for the same seeds and threads; the times are not.
+    anything was, it is raised again. Raises UsageError where an argument cannot be meant, or the memory cannot do. On a
+    CPU the shares of right answers are the same for the same seeds and threads; the times are not.
     """
     setting = Setting(
         d_model, heads, layers, seq_len, min(seq_len, DEFAULT_TRAIN_LEN) if train_len is None else train_len, batch,
         _named(schemes, "scheme"), _named(tasks, "task"), seeds, first_seed, steps, minutes, _device(device),
     )  # fmt: skip
     _refuse(setting)
+    memory.refuse_too_large(setting)
     made = Comparison(setting, _made(setting.device), chance=_chance())
     told = progress if progress is not None else _silent
     try:
