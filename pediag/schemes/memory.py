@@ -20,8 +20,8 @@ KEPT = 15
 """Widths of a token that a layer keeps for its backward pass: two norms' inputs and outputs, queries, keys and values,
 what attention returns, and the two of four widths within the feed-forward part."""
 
-MASKS = {"alibi": 1, "t5": 1, "shaw": 1}
-"""Schemes whose bias makes a mask of heads x tokens x tokens, and how many live at once at the least."""
+MASKED = frozenset({"alibi", "t5", "shaw"})
+"""Schemes whose bias makes a mask of heads x tokens x tokens."""
 
 
 def least(setting: Setting) -> int:
@@ -32,8 +32,8 @@ def least(setting: Setting) -> int:
     weights = 12 * setting.d_model**2 * setting.layers * COPIES * len(setting.schemes)
     tokens = setting.batch * setting.seq_len
     step = KEPT * tokens * setting.d_model * setting.layers
-    masks = max(MASKS.get(name, 0) for name in setting.schemes) * setting.heads * setting.seq_len**2
-    return FLOAT * (weights + step + masks)
+    mask = setting.heads * setting.seq_len**2 if MASKED.intersection(setting.schemes) else 0
+    return FLOAT * (weights + step + mask)
 
 
 def refuse_too_large(setting: Setting) -> None:
