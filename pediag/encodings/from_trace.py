@@ -24,7 +24,7 @@ def read(trace: Trace) -> list[Encoding]:
     found += bias.find(trace, claimed)
     found += temperature.find(trace, claimed)
     found += additive.find(trace, claimed)
-    found += misplaced.find(trace)
+    found += misplaced.find(trace, claimed)
     found += [
         _unrecognised(site) for site in trace.graph.sites if id(site) not in claimed and _remarkable(site)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,14 @@ from pediag.trace.numbers import varies
 from pediag.trace.session import Trace
 
 
-def find(trace: Trace) -> list[Encoding]:
+def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
     """Position tables that are joined with token content along an axis that holds no tokens: the heads, say.
 
-    Silent on constants that are no table of sines and cosines over some axis of more than two entries.
+    Silent on tables that are none of sines and cosines over some axis of more than two entries, and on sites that are
+    in ``claimed``; those that it explains are added.
     """
     known: dict[Node, Encoding | None] = {}
-    for site in trace.graph.constant_sites:
+    for site in itertools.chain(trace.graph.constant_sites, _still(trace, claimed)):
         if not any(size in trace.lengths.sequence for size in site.result.shape):
             continue
         node = site.position[0]
@@ -31,7 +34,15 @@ def find(trace: Trace) -> list[Encoding]:
         encoding = known[node]
         if encoding is not None:
             attach(encoding, site)
+            claimed.add(id(site))
     return [encoding for encoding in known.values() if encoding is not None]
+
+
+def _still(trace: Trace, claimed: set[int]) -> Iterator[Site]:
+    """Joins with rows of positions of which as many are taken at any length: as many as there are heads, say."""
+    for site in trace.graph.sites:
+        if id(site) not in claimed and site.kind in ("additive", "rotary") and not site.position[0].moving:
+            yield site
 
 
 def _misplaced(trace: Trace, site: Site, node: Node) -> Encoding | None:

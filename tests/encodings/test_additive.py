@@ -329,10 +329,12 @@ def test_phase_and_its_frequencies() -> None:
 # -- positions along a wrong axis ------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "size"), [("faulty_heads", 4), ("faulty_complex_heads", 8)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("faulty_heads", 4), ("faulty_complex_heads", 8), ("faulty_cut_to_heads", 6)]
+)
 def test_rotary_tables_along_the_heads(name: str, size: int) -> None:
     trace = Session(open_target(str(FIXTURES / f"rules/pe306_wrong_axis.py:{name}"))).structural()
-    encodings = misplaced.find(trace)
+    encodings = misplaced.find(trace, set())
     assert encodings
     for encoding in encodings:
         assert isinstance(encoding, Unrecognised)
@@ -358,7 +360,7 @@ def test_ordinary_constants_are_silent(kind: str) -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return self.embed(ids).unflatten(-1, (4, 16)) * self.scale
 
-    assert misplaced.find(trace_of(Heads())) == []
+    assert misplaced.find(trace_of(Heads()), set()) == []
 
 
 # -- what tells parts apart, and tables made of tables -------------------------------------------------------

@@ -21,12 +21,14 @@ The model is run at a length N, batch B and with sizes that all differ, so that 
 size. Right-aligned as in broadcasting, the positions must move along an axis where the content has its N
 tokens. The rule fires when they move along others only while the content has an axis of N elsewhere. For
 tables that move along no length, a table of sines and cosines (or a rotation) laid along an axis of fixed
-size is taken for one laid along the wrong axis, unless some attention runs along that axis.
+size is taken for one laid along the wrong axis, unless some attention runs along that axis; so is a table of
+every token of which only the first few rows are taken, as many as that axis has.
 
 ## Known limits
 
 Positions that meet content in a custom kernel, or in a product with a rotation matrix, are not judged. A
-learned table of as many rows as heads, laid along the heads, is the model's own business and silent.
+learned table of as many rows as heads, laid along the heads, is the model's own business and silent. Two
+rows do not show a wave: sines laid along two heads are not told from other numbers.
 
 ## Fix
 
