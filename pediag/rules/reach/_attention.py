@@ -66,6 +66,33 @@ def distances(facets: Facets, encoding: Encoding) -> int:
     return max((item.length for item in spans), default=facets.seq_len)
 
 
+def compared(facets: Facets, encoding: Encoding) -> int:
+    """The most keys that one query is compared with by the attentions that ``encoding`` serves.
+
+    Fewer than :func:`distances` where attention runs over pieces of the text: blocks, windows, every fourth token.
+    """
+    trace = facets.structural
+    if encoding.origin != "trace" or trace is None:
+        return facets.seq_len
+    counts = [_compared(facets, trace, attention) for attention in _users(trace, encoding)]
+    return max(counts, default=facets.seq_len)
+
+
+def _compared(facets: Facets, trace: Trace, attention: Attention) -> int:
+    """Of one attention. A piece may grow with the text, so it is counted at the length that is asked about."""
+    longer = _same(facets, trace, attention)
+    if longer is None or longer.scores is attention.scores:
+        return facets.seq_len
+    size = max(_pair(longer))
+    if size >= facets.seq_len or _pair(attention)[1] != _pair(longer)[1]:
+        return min(size, facets.seq_len)
+    counts = [_most_shown(trace, attention.mask, hides=False)] if attention.mask is not None else []
+    for site in trace.graph.sites:
+        if site.kind == "bias" and site.op == "masked_fill":
+            counts += [_most_shown(trace, node, hides=True) for node in _mask_of(site, attention)]
+    return min((count for count in counts if count), default=size)
+
+
 def _users(trace: Trace, encoding: Encoding) -> Iterator[Attention]:
     """The attentions whose query or key holds a result of the encoding's sites, or in whose module it enters."""
     results = {site.result for site in encoding.sites}
@@ -113,6 +140,38 @@ def attention_span(facets: Facets, trace: Trace, attention: Attention) -> Span:
         length = min(length, _shown(seen) or _cut(mask) or _reach(trace, mask, length))
     declared = _declared_window(facets, attention)
     return Span(min(length, declared) if declared else length, causal)
+
+
+def _same(facets: Facets, trace: Trace, attention: Attention) -> Attention | None:
+    """The same attention in the pass at the length that is asked about; None where no such pass was run."""
+    if facets.target is None or facets.target.failure is not None:
+        return None
+    before = [one for one in trace.graph.attentions if one.module == attention.module]
+    after = [one for one in facets.target.graph.attentions if one.module == attention.module]
+    return after[before.index(attention)] if len(before) == len(after) else None
+
+
+def _pair(attention: Attention) -> tuple[int, int]:
+    """How many queries and keys one product of them has."""
+    if attention.fused:
+        return attention.query.shape[-2], attention.key.shape[-2]
+    return attention.scores.shape[-2], attention.scores.shape[-1]
+
+
+def _most_shown(trace: Trace, mask: Node, *, hides: bool) -> int | None:
+    """The most keys that a mask (.., M) shows to a query of any piece; one of bools ``hides`` or shows."""
+    import torch
+
+    from pediag.trace import Unavailable
+
+    try:
+        value = trace.value(mask)
+    except Unavailable:
+        return None
+    if value.dim() < 2:
+        return None
+    shown = (~value if hides else value) if value.dtype is torch.bool else value > HIDDEN
+    return int(shown.sum(-1).max())
 
 
 def _mask_of(site: Any, attention: Attention) -> tuple[Node, ...]:

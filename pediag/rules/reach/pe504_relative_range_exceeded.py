@@ -15,8 +15,9 @@ one vector. That is how these schemes reach any length without an error, so it i
 T5: with n buckets a direction and ``max_distance``, the last bucket starts at the smallest distance whose bucket is
 n - 1 (91 tokens for 16 buckets to 128, 113 for 32); it fires when distances of ``max_distance`` or more are seen.
 Clip k: all distances from k on share a row; it fires when distances above k are seen. Distances seen are those below
-the length, or below the window of the attention. Other maps from distance to row are judged by their own tail, when
-all rows of the table are in use before it.
+the length, or below the window of the attention; where attention runs over pieces of the text, such as blocks or
+windows that were cut out, as many as one query has keys. Other maps from distance to row are judged by their own tail,
+when all rows of the table are in use before it.
 
 ## Known limits
 
@@ -42,7 +43,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pediag.rules.finding import Evidence, Finding, Fix
-from pediag.rules.reach._attention import distances
+from pediag.rules.reach._attention import compared, distances
 from pediag.rules.reach._places import layers_text, where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 from pediag.theory._checks import TheoryError
@@ -83,7 +84,7 @@ def check(facets: Facets) -> Iterator[Finding]:
     if all(tail is None for _, tail in tails):
         raise CouldNotCheck("the maps from distance to row show no end at the short length")
     for encoding, tail in tails:
-        seen = distances(facets, encoding)
+        seen = min(distances(facets, encoding), compared(facets, encoding))
         if tail is not None and seen > tail.limit:
             yield _finding(facets, encoding, tail, seen)
 

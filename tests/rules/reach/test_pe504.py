@@ -17,14 +17,22 @@ from tests.rules.reach._reach import FIXTURES, PUBLISHED, cases, findings, point
 
 STEM = "pe504_relative_range_exceeded"
 # First distances of the last bucket, from the published map in exact arithmetic.
-STARTS = {"faulty": 91, "faulty_one_way": 113, "faulty_clip": 16}
+STARTS = {
+    "faulty": 91,
+    "faulty_one_way": 113,
+    "faulty_clip": 16,
+    "faulty_blocks": 4,
+    "faulty_every_fourth": 16,
+}
+# How many distances one query sees of 512 tokens.
+SEEN = {"faulty_every_fourth": 512 // 4}
 
 
 @pytest.mark.parametrize(("path", "name"), cases(STEM, "FAULTY"))
 def test_faulty(path: Path, name: str) -> None:
     finding = points_at_the_mark(path, name, "PE504")
     assert finding.severity == "note"
-    assert finding.evidence.measured == len(range(STARTS[name], 512))
+    assert finding.evidence.measured == len(range(STARTS[name], SEEN.get(name, 512)))
 
 
 @pytest.mark.parametrize(("path", "name"), cases(STEM, "HEALTHY"))
@@ -134,6 +142,31 @@ def test_t5_253_sequences_of_40_thousand(tmp_path: Path) -> None:
     assert finding.evidence.measured == 40000 - 91
     repaired = config | {"relative_attention_max_distance": 40000}
     assert not findings(written(tmp_path, repaired), "PE504", seq_len=40000)
+
+
+class Unfolded(Attention):
+    """Windows of 16 keys are cut out for each query, every ``step`` tokens; distances in such steps, clipped."""
+
+    def __init__(self, clip: int, step: int) -> None:
+        super().__init__(heads=2, width=16)
+        self.step, self.near, self.clip = step, nn.Embedding(clip + 1, 2), clip
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(ids)).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        back = 15 * self.step
+        k, v = (
+            nn.functional.pad(t, (0, 0, back, 0)).unfold(2, back + 1, 1)[..., :: self.step] for t in (k, v)
+        )
+        away = 15 - torch.arange(16)
+        hidden = torch.arange(ids.shape[1])[:, None] < away * self.step
+        scores = torch.einsum("bhnd,bhndw->bhnw", q, k) + self.near(away.clamp(max=self.clip)).T[:, None]
+        weights = scores.masked_fill(hidden, -1e9).softmax(-1)
+        return torch.einsum("bhnw,bhndw->bhnd", weights, v)
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_windows_that_were_cut_out_see_no_more_than_they_hold(step: int) -> None:
+    assert not findings(Unfolded(15, step).eval(), "PE504", seq_len=512)
 
 
 def test_windows_of_patches_have_no_last_distance() -> None:
