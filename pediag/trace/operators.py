@@ -12,8 +12,6 @@ import torch
 SHAPE_ONLY = frozenset(
     ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 )
-# The second operand lends its shape or dtype only; these reach the dispatcher whole in inference mode.
-LIKE_ANOTHER = frozenset(("type_as", "expand_as", "view_as", "reshape_as"))
 UNINITIALISED = frozenset(
     ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 )
@@ -36,17 +34,22 @@ DATA_DEPENDENT = frozenset(
 ORDERED = frozenset(
     ("convolution", "lstm", "gru", "rnn_tanh", "rnn_relu", "cumsum", "cumprod", "logcumsumexp", "_fft_r2c")
 )
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Facts of one overload: does it view, which arguments does it write (``outs`` by name), is it random."""
+    """Facts of one overload: does it view, which arguments does it write (``outs`` by name), is it random.
+
+    One that is ``composite`` is made of others; in inference mode it reaches the dispatcher whole.
+    """
 
     name: str
     view: bool
     writes: tuple[int, ...]
     outs: tuple[str, ...]
     random: bool
+    composite: bool
 
 
 @cache
@@ -69,19 +72,8 @@ def describe(func: Any) -> Operator:
         writes=written,
         outs=outs,
         random=torch.Tag.nondeterministic_seeded in func.tags,
+        composite=func.namespace != "prim" and func.has_kernel_for_dispatch_key(_COMPOSITE),
     )
-
-
-def plainly(name: str, tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
-    """The operation, with its arguments, that one of ``LIKE_ANOTHER`` stands for."""
-    if name == "type_as":
-        return torch.ops.aten.to.dtype, (tensor, other.dtype)
-    shape = list(other.shape)
-    if name == "expand_as":
-        return torch.ops.aten.expand.default, (tensor, shape)
-    if name == "view_as":
-        return torch.ops.aten.view.default, (tensor, shape)
-    return torch.ops.aten.reshape.default, (tensor, shape)
 
 
 def refilled(

@@ -21,12 +21,10 @@ from pediag.trace.numbers import digest
 from pediag.trace.operators import (
     COMPARISONS,
     DATA_DEPENDENT,
-    LIKE_ANOTHER,
     OVERWRITING,
     SHAPE_ONLY,
     Operator,
     describe,
-    plainly,
     refilled,
 )
 from pediag.trace.padding import PAD, Padding, compared, lengthen, pooled
@@ -152,9 +150,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         if operator.name in _SILENT:
             return func(*args, **kwargs)
-        if operator.name in LIKE_ANOTHER and isinstance(args[1], torch.Tensor):
-            func, args = plainly(operator.name, args[0], args[1])
-            return self.__torch_dispatch__(func, types, args)
+        if operator.composite and torch.is_inference_mode_enabled():
+            with self:
+                return func.decompose(*args, **kwargs)
         literal = operator.name == "lift_fresh"
         args = tuple([self._abstract(item, literal) for item in args])
         kwargs = {key: self._abstract(item, literal) for key, item in kwargs.items()}

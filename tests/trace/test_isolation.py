@@ -251,6 +251,47 @@ def test_it_works_under_the_callers_modes(around: Callable[[], Any]) -> None:
         )
 
 
+class Turns(nn.Module):
+    """A complex rotation and an attention, of operations that are made of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(D), nn.Linear(D, 3 * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (part.reshape(b, n, 2, d // 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        angles = torch.outer(torch.arange(n, device=x.device).type_as(x), torch.ones(3, device=x.device))
+        turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(part.reshape(b, n, 2, 3, 2)) * turn)
+            .flatten(3)
+            .type_as(x)
+            for part in (q, k)
+        )
+        scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)).softmax(-1)
+        return torch.einsum("bhij,bjhd->bihd", scores, v).flatten(2)
+
+
+class TurnsInInference(Turns):
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_forward_in_inference_mode_records_what_it_records_without() -> None:
+    plain, inside = (
+        session(kind(), example=lambda n: torch.rand(2, n, D)).structural()
+        for kind in (Turns, TurnsInInference)
+    )
+    recorded, wanted = (
+        [(node.op_name.removeprefix("_unsafe_"), node.shape) for node in made.graph.nodes]
+        for made in (inside, plain)
+    )
+    assert {"mul", "bmm"} <= {op for op, _ in wanted}
+    assert recorded == wanted
+
+
 def test_it_works_under_a_default_dtype_of_float64() -> None:
     torch.set_default_dtype(torch.float64)
     model = nn.Sequential(nn.Linear(D, D))
