@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 
     from pediag.encodings.maps import Map, Side
 
+MIXED = 1e-3
+"""Share of a channel from which on it counts as mixed into another."""
+
 
 @rule(
     code="PE401",
@@ -118,19 +121,53 @@ def _fix(side: Side) -> str:
     assert side.map is not None
     at = f" at {line_of(side.site.frame)}" if side.site.frame else ""
     pairing, alike = partners(side.map)
+    turning = _turning(side.map)
     if alike and pairing:
         return f"One sign is missing{at}: of each pair (a, b) one part is a cos - b sin, the other b cos + a sin."
+    if pairing and _only_scaled(side.map, pairing):
+        return (
+            f"Each pair turns evenly and is also scaled by its place{at}: leave the scale out, or divide keys by what "
+            "queries are multiplied with, as xPos does."
+        )
+    part = (
+        f" of the frequencies of {turning.size} channels alone"
+        if turning.size < len(side.map.maps[0])
+        else ""
+    )
     if pairing == "half":
         return (
-            f"Channel i turns with i + {side.map.maps.shape[-1] // 2}{at}, so lay cos and sin out as "
-            "torch.cat((f, f), -1); or turn neighbours 2i and 2i + 1 if the tables are repeat_interleave(2, -1)."
+            f"Channel {turning[0]} turns with {turning[turning.size // 2]}, and so on,{at}, so lay cos and sin out as "
+            f"torch.cat((f, f), -1){part}; or turn neighbours 2i and 2i + 1 if the tables are repeat_interleave(2, -1)."
         )
     if pairing == "interleaved":
         return (
-            f"Channels 2i and 2i + 1 turn together{at}, so lay cos and sin out as f.repeat_interleave(2, -1); or turn "
-            "halves (rotate_half) if the tables are torch.cat((f, f), -1)."
+            f"Channels 2i and 2i + 1 turn together{at}, so lay cos and sin out as f.repeat_interleave(2, -1){part}; or "
+            "turn halves (rotate_half) if the tables are torch.cat((f, f), -1)."
         )
     return f"Give both channels of each pair the same cosine and sine{at}, and one of them a minus sign."
+
+
+def _turning(read: Map) -> NDArray[np.int64]:
+    """The channels that are mixed with others."""
+    apart = np.abs(read.maps - read.maps[0]).max(0)
+    if apart.shape[0] != apart.shape[1]:
+        return np.zeros(0, dtype=np.int64)
+    np.fill_diagonal(apart, 0.0)
+    return np.flatnonzero(apart.max(0) > MIXED)
+
+
+def _only_scaled(read: Map, pairing: str) -> bool:
+    """Whether each pair is mapped to a multiple of a turn of itself at every place."""
+    moving = _turning(read)
+    pairs = moving.reshape(2, -1) if pairing == "half" else moving.reshape(-1, 2).T
+    first, second = pairs
+    turns = read.maps[:, first, first], read.maps[:, second, second]
+    across = read.maps[:, first, second], read.maps[:, second, first]
+    size = float(np.abs(read.maps).max())
+    return bool(
+        np.allclose(turns[0], turns[1], rtol=0, atol=MIXED * size)
+        and np.allclose(across[0], -across[1], rtol=0, atol=MIXED * size)
+    )
 
 
 def partners(read: Map) -> tuple[str, bool]:
@@ -140,7 +177,7 @@ def partners(read: Map) -> tuple[str, bool]:
         return "", False
     off = np.abs(apart).max(0)
     np.fill_diagonal(off, 0.0)
-    moving = np.flatnonzero(off.max(0) > 1e-3)
+    moving = _turning(read)
     if moving.size < 2 or moving.size % 2:
         return "", False
     partner = {int(j): int(off[:, j].argmax()) for j in moving}

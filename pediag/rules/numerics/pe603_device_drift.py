@@ -74,6 +74,9 @@ ROUNDED = 2.0**-14
 NOTICED = 0.1
 """Radians from which a phase error is called noticeable."""
 
+ALIKE = 1e-4
+"""Share within which the rates of all pairs are one rate, as in PE205."""
+
 HALF = ("bfloat16", "float16")
 
 
@@ -144,11 +147,18 @@ def _judged(facets: Facets, encoding: Rotary | Sinusoidal) -> list[Finding] | No
     apart = table_error(facets, encoding)
     if apart is None:
         return None
-    if apart.first is None or (encoding.scheme == "sinusoidal" and leaves_formula(facets, encoding)):
+    if apart.first is None or (encoding.scheme == "sinusoidal" and _malformed(facets, encoding)):
         return []
     if _held.rows_collapse(facets, encoding):
         return []  # PE210
     return [_table_off(facets, encoding, apart)]
+
+
+def _malformed(facets: Facets, encoding: Rotary | Sinusoidal) -> bool:
+    """Whether PE205 speaks of the numbers: rows that no rounding explains, or pairs that all turn alike."""
+    w = np.asarray(encoding.frequencies)
+    alike = w.size > 1 and bool(np.ptp(w) <= ALIKE * abs(float(w[0])))
+    return alike or leaves_formula(facets, encoding)
 
 
 # -- lanes --------------------------------------------------------------------------------------------------

@@ -114,6 +114,29 @@ def test_the_measured_change_and_the_fix():
     assert "One sign is missing" in finding.fix.summary
 
 
+def grown_alike(layer, q, k, v):
+    """xPos whose keys are not divided by what queries are multiplied with."""
+    scale = ((torch.arange(0, 16, 2, device=q.device) / 16 + 0.4) / 1.4).repeat(2) ** (
+        torch.arange(q.shape[-2], device=q.device)[:, None] / 64
+    )
+    return halves(q, angles(q)) * scale, halves(k, angles(k)) * scale, v
+
+
+def over_a_part_of_longer_tables(layer, q, k, v):
+    """The first 8 of 16 channels, with the first 8 columns of a table for 16."""
+    f = torch.cat((angles(q), angles(q)), -1)[:, :8]
+    q, k = (torch.cat((half_turned(x[..., :8], f.cos(), f.sin()), x[..., 8:]), -1) for x in (q, k))
+    return q, k, v
+
+
+def test_the_fix_of_a_scale_and_of_a_part():
+    (finding,) = findings(Attending(grown_alike).eval(), CODE, 128)
+    assert "divide keys by what queries are multiplied with" in finding.fix.summary
+    (finding,) = findings(Attending(over_a_part_of_longer_tables).eval(), CODE, 128)
+    assert "Channel 0 turns with 4, " in finding.fix.summary
+    assert "of the frequencies of 8 channels alone" in finding.fix.summary
+
+
 def test_a_mismatch_keeps_no_lengths():
     at = mismatched(frequencies())
     gram = at(50).T @ at(50)

@@ -88,6 +88,24 @@ def test_rows_that_repeat_are_told_by_the_rule_for_rows() -> None:
     assert {finding.code for finding in report.findings} == {"PE210"}
 
 
+def test_pairs_that_all_turn_alike_are_told_by_the_rule_for_sinusoids() -> None:
+    class Alike(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            angle = torch.arange(1024.0)[:, None].expand(-1, 32)
+            self.embed, self.table = (
+                nn.Embedding(61, 64),
+                nn.Buffer(torch.cat((angle.sin(), angle.cos()), -1)),
+            )
+            self.layer = nn.TransformerEncoderLayer(64, 2, 32, batch_first=True)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.layer(self.embed(ids) + self.table[2 : ids.shape[1] + 2])
+
+    report = pediag.check(Alike().eval(), seq_len=256, select=["PE205", "PE603"])
+    assert [finding.code for finding in report.findings] == ["PE205"]
+
+
 def test_a_padding_row_is_no_drift() -> None:
     """A sinusoid whose row 0 is kept for padding, as zeros, and read by position 0."""
 
