@@ -359,6 +359,9 @@ def _path(node: Node) -> tuple[Node, Node | None, Node, str] | None:
         elif name in SLICES and isinstance(args[0], Node):
             source = current = args[0]
         elif name == "buffer":
+            held = None if current.names else _path(args[0])
+            if held is not None and is_stored(held[2]):
+                return held[0], index or held[1], held[2], held[3] if index is None else by
             break
         elif name in ("cat", "stack") and (alike := _alike(current, args)) is not None:
             current = alike

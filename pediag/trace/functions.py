@@ -152,6 +152,7 @@ class Functions(TorchFunctionMode):
         recorder.graph.transfers.append(transfer)
         moved, _ = recorder.graph.add("buffer", (recorder.node_of(result),), {}, node.provenance, result)
         moved.moving = node.moving
+        moved.names = node.names if node.op == "leaf" else []
         result = result.view_as(result)
         recorder.give(result, moved)
         recorder.moves.append((moved, transfer))

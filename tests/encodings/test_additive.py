@@ -291,6 +291,20 @@ def test_lookup_sees_through_views_and_factors() -> None:
     np.testing.assert_array_equal(looked.picked, np.arange(3, 3 + trace.seq_len))
 
 
+@pytest.mark.parametrize("sliced", [False, True], ids=["moved whole", "moved by the rows in use"])
+def test_a_plain_table_that_is_moved_in_forward_keeps_its_name_and_rows(sliced: bool) -> None:
+    def moved(model: nn.Module, ids: Tensor) -> Tensor:
+        table = model.plain[: ids.shape[1]] if sliced else model.plain
+        return table.to(ids.device)[: ids.shape[1]]
+
+    model = Adds(moved)
+    model.plain = waves(torch.arange(700), 32)
+    (sinusoid,) = found(model)
+    assert isinstance(sinusoid, Sinusoidal)
+    assert sinusoid.table is not None
+    assert (sinusoid.table.rows, sinusoid.table.leaf.names) == (700, ["plain"])
+
+
 def test_table_2d_gives_the_numbers_of_the_tokens() -> None:
     rows = torch.randn(400, 1, 32)
     trace = trace_of(Adds(lambda m, ids: m.rows[: ids.shape[1]].transpose(0, 1), rows=rows))
