@@ -214,7 +214,8 @@ class Mask(Encoding):
 class Temperature(Encoding):
     """One factor for each token, (N,) at the structural length, by which its queries (or keys) are multiplied.
 
-    Not an encoding: it sharpens attention for far tokens and does not tell one key from another.
+    (N, H) where each head of the queries has its own; empty, (0, 0), where these are trained and not at hand. Not an
+    encoding: it sharpens attention for far tokens and does not tell one key from another.
     """
 
     scheme: ClassVar[str] = "temperature"
@@ -229,6 +230,17 @@ class PositionIds(Encoding):
     scheme: ClassVar[str] = "position-ids"
 
     table: Table
+
+
+@dataclass(slots=True, kw_only=True)
+class Points(Encoding):
+    """Where each place is, in ``numbers`` numbers, added to as many that content predicts: anchors of boxes, the points
+    that deformable attention looks around.
+    """
+
+    scheme: ClassVar[str] = "points"
+
+    numbers: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -91,9 +91,10 @@ class Regions:
         return Region(starts or [before], after, operand, sites, applications, self.onward(after, members))
 
     def _by_channel(self, site: Site) -> bool:
-        """Whether channels are treated differently; one factor for a whole token is no rotation."""
+        """Whether channels are treated differently; one factor for a whole token, or for its head, is no rotation."""
         moving = self.trace.lengths.moving
-        return any(size > 1 and size not in moving for node in site.position for size in node.shape)
+        many = any(size > 1 and size not in moving for node in site.position for size in node.shape)
+        return many and not is_for_whole_heads(site, moving)
 
     def onward(self, after: Node, members: set[Node]) -> list[Node]:
         """What becomes of ``after`` by moving its channels, up to where it is joined with something else."""
@@ -211,6 +212,16 @@ class Regions:
                 node = max(onward, key=lambda item: item.index) if len(onward) == 1 else onward[0]
             ends[node] = None
         return list(ends)
+
+
+def is_for_whole_heads(site: Site, moving: set[int]) -> bool:
+    """Whether all channels of a head get one factor: the last axis of content is of channels, and more than a pair."""
+    channels = site.result.shape[-1] if site.result.shape else 1
+    return (
+        channels > 2
+        and channels not in moving
+        and all(node.shape and node.shape[-1] == 1 for node in site.position)
+    )
 
 
 def feature_width(operand: Node, sequence: set[int]) -> int:
