@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from pediag.trace.rows import Reading
     from pediag.trace.steps import Cached
 
+    Bools = NDArray[np.bool_]
     Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
 
 SAME = 1e-4
 """Rows agree within this share of their largest number: float32 tables differ by 1e-6, a wrong position by 1e-2 and
@@ -135,7 +137,7 @@ def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
         found.judged += 1
         found.relative = found.relative or _is_relative(full)
         yield from _in_scores(done, full, here, modules)
-        if done.seen and done.tokens == 1:
+        if done.seen:
             yield from _hidden(done, full, here, modules)
 
 
@@ -206,27 +208,39 @@ def _in_scores(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...
 
 
 def _hidden(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...]) -> Iterator[Fault]:
-    """A new token that sees, of the keys at hand, those that an earlier token sees."""
+    """New tokens that see, of the keys at hand, those that tokens as much earlier see; of a chunk all do."""
     columns = np.flatnonzero((here.columns >= 0) & (here.columns < len(full.columns)))
-    keys, token = here.columns[columns], int(here.rows[0])
-    if not 0 <= token < full.visible.shape[0]:
+    keys, tokens = here.columns[columns], here.rows
+    if not ((tokens >= 0) & (tokens < len(full.visible))).all():
         return
-    seen, meant = here.visible[0, columns], full.visible[token, keys]
-    alike = np.flatnonzero((full.visible[:token, keys] == seen).all(axis=1))
-    if not alike.size or not seen.any() or np.array_equal(seen, meant):
+    seen, meant = here.visible[:, columns], full.visible[tokens][:, keys]
+    used = _seen_from(tokens, seen, meant, full.visible[:, keys])
+    if not used:
         return
     masks = [site for site in here.sites if site.kind == "bias" and site.result.index >= done.first]
     site = next(iter(masks), None)
     yield Fault(
         "hidden",
-        (token,),
-        (int(alike[-1]),),
-        float((meant & ~seen).sum()),
-        float(meant.sum()),
+        tuple(map(int, tokens)),
+        used,
+        float((meant[0] & ~seen[0]).sum()),
+        float(meant[0].sum()),
         modules,
         site,
         site.frame if site is not None else here.attention.frame,
     )
+
+
+def _seen_from(tokens: Integers, seen: Bools, meant: Bools, visible: Bools) -> tuple[int, ...]:
+    """The earlier tokens, all as far back, that see what ``tokens`` see of the keys (n, M); none where one is right."""
+    if (seen == meant).all(axis=1).any() or not seen.any(axis=1).all():
+        return ()
+    first = int(tokens[0])
+    alike = np.flatnonzero((visible[:first] == seen[0]).all(axis=1))
+    used = tokens - first + int(alike[-1]) if alike.size else tokens
+    if not alike.size or not np.array_equal(visible[used], seen):
+        return ()
+    return tuple(map(int, used))
 
 
 def _is_relative(full: Reading) -> bool:

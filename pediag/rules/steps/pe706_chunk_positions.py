@@ -6,7 +6,8 @@ Runs a prompt, single tokens and then a chunk of several tokens on the model's o
 pass over all tokens. Fires when the single steps are right and the chunk is not: its positions start at 0 again, or
 are those of its slots. Fires as well when the table depends on the length so far (dynamic NTK, LongRoPE's two lists),
 so that cached keys were turned by another table than the queries that meet them; where the config declares such a
-scaling it is a note.
+scaling it is a note. Where the mask of the chunk is that of the first tokens, so that the new tokens miss most of what
+came before them, it is a warning: `is_causal=True` has it so with more keys than queries.
 
 ## Why it matters
 
@@ -17,6 +18,9 @@ Servers read long prompts in chunks, and reuse cached prefixes. The first chunk 
 For the tokens n .. n + c of a chunk after n cached ones, every row of scores and every added row as in PE701:
 
 s(m, j) cached = s(m, j) full, n <= m < n + c, j <= m
+
+Of the mask: the keys that each token of the chunk sees, of those at hand, are those that a token equally far before it
+sees in the full pass. A chunk without any mask, whose tokens see each other too, is not told.
 
 For mixed tables: the prefill alone already differs from the first rows of the full pass, as no position of it does.
 The evidence is then the largest angle in radians between a cached key and the one of the full pass.
@@ -30,7 +34,7 @@ scaling with keys cached after rotation is known to differ a little and was acce
 ## Fix
 
 Add the number of cached tokens to the positions of the chunk. Choose the table from the total length before the first
-chunk, or keep keys unrotated in the cache.
+chunk, or keep keys unrotated in the cache. Of a mask take rows `past : past + n`.
 
 ## References
 
@@ -39,6 +43,7 @@ chunk, or keep keys unrotated in the cache.
   sequence.
 - huggingface/transformers#25104, #24653: keys cached under another base.
 - thunlp/Seq1F1B#6: positions of a chunk start at 0.
+- PyTorch, documentation of `scaled_dot_product_attention`: `is_causal` is aligned top left.
 """
 
 from __future__ import annotations
@@ -84,7 +89,8 @@ def check(facets: Facets) -> Iterator[Finding]:
     known = {*before, *changing}
     told = [fault for fault in found.chunk if fault.kind not in known and fault.part not in parts]
     for faults in grouped(facets, told):
-        yield _restarted(facets, found, faults[0])
+        hidden = faults[0].part == "hidden"
+        yield _out_of_sight(facets, faults[0]) if hidden else _restarted(facets, found, faults[0])
     if not found.has_chunk and not told and not changing:
         raise CouldNotCheck(f"a chunk could not be run: {found.cached.stopped}")
 
@@ -124,6 +130,32 @@ def _restarted(facets: Facets, found: Judged, fault: Fault) -> Finding:
             "arange(past, past + n)."
         ),
         severity="warning" if found.eased else None,
+        scheme=scheme_of(facets, fault),
+    )
+
+
+def _out_of_sight(facets: Facets, fault: Fault) -> Finding:
+    spot = where(facets, fault)
+    line = line_of(spot)
+    at = f" in {layers_of(fault)}" if layers_of(fault) else ""
+    before, tokens = fault.tokens[0], len(fault.tokens)
+    return Finding(
+        message=(
+            f"A chunk of {tokens} tokens after {before} cached ones sees only the keys that are seen from positions "
+            f"{words(fault.used)}{at}; the full pass has {words(fault.tokens)} there."
+        ),
+        effect=(
+            f"The first token of the chunk does not see {fault.largest:,.0f} of {fault.spread:,.0f} keys that it "
+            f"should: a prompt of {facets.seq_len:,} tokens read in chunks, or after a cached prefix, is read without "
+            "them, while one pass over all and single steps are right."
+        ),
+        where=spot,
+        evidence=Evidence(fault.used[0] or 0, before, None, "position", facets.seq_len),
+        fix=Fix(
+            f"Give the new tokens their own rows of the mask{f' at {line}' if line else ''}, past : past + n; "
+            "is_causal=True lines up the first query with the first key, so leave it to passes without a cache."
+        ),
+        severity="warning",
         scheme=scheme_of(facets, fault),
     )
 

@@ -18,7 +18,7 @@ CODE = "PE706"
 def test_faulty(factory):
     assert_points_at_mark(FIXTURE, CODE, factory)
     (finding,) = findings(factory(), CODE, FIXTURE.SEQ_LEN)
-    assert finding.severity == "error"
+    assert finding.severity == ("warning" if factory is FIXTURE.faulty_fused else "error")
 
 
 @pytest.mark.parametrize("name", ["faulty", "faulty_turned"])
@@ -31,6 +31,32 @@ def test_positions_of_the_chunk(name):
     )
     assert "positions 0 to 18" in finding.message
     assert findings(getattr(FIXTURE, name)(), "PE701", FIXTURE.SEQ_LEN) == []
+
+
+def test_a_causal_mask_that_starts_at_the_first_key():
+    """Row i of the chunk of 19 sees keys 0 .. i, and of 40 keys that token 39 should see the first alone."""
+    (finding,) = findings(FIXTURE.faulty_fused(), CODE, FIXTURE.SEQ_LEN)
+    assert (finding.evidence.measured, finding.evidence.expected) == (0, 39)
+    assert "does not see 39 of 40 keys" in finding.effect
+    assert findings(FIXTURE.faulty_fused(), "PE701", FIXTURE.SEQ_LEN) == []
+
+
+class Unmasked(FIXTURE.Fused):
+    """A mask without cached keys only, as generation by single tokens needs it."""
+
+    def forward(self, ids, past=None, use_cache=False):
+        q, k, v = self.qkv(self.tokens(ids)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        before = 0 if past is None else past[0].shape[-2]
+        q, k = self.turned(q, before), self.turned(k, before)
+        if past is not None:
+            k, v = torch.cat((past[0], k), -2), torch.cat((past[1], v), -2)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        out = out.transpose(1, 2).flatten(2)
+        return (out, (k, v)) if use_cache else out
+
+
+def test_a_chunk_that_sees_all_that_came_before_it_is_silent():
+    assert findings(Unmasked(False).eval(), CODE, FIXTURE.SEQ_LEN) == []
 
 
 def test_mixed_tables_are_as_far_apart_as_their_frequencies():
