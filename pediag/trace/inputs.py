@@ -20,6 +20,8 @@ from pediag.targets.inputs import POSITION_ARGUMENTS
 Role = Literal["content", "positions", "mask"]
 
 _WIDTHS_TRIED = 6
+# Coordinates of four axes below it are told apart by one number of 52 bits.
+_LARGEST_SIDE = 2.0**13
 _STRETCHED = re.compile(r"(\d*)([BNM])([+-]\d+)?")
 
 
@@ -160,10 +162,27 @@ def _from_example(example: Callable[[int], Any], sizes: Sizes, names: Sequence[s
             "model's arguments for that many tokens"
         ) from error
     if isinstance(made, Mapping):
-        return Candidate([], {name: _own_named(name, item) for name, item in made.items()}, True)
+        owned = [_own_named(name, item) for name, item in made.items()]
+        return Candidate([], dict(zip(made, _without_places(owned), strict=True)), True)
     items = made if isinstance(made, (tuple, list)) else (made,)
     named = itertools.zip_longest(names[: len(items)], items, fillvalue="")
-    return Candidate([_own_named(name, item) for name, item in named], {}, True)
+    return Candidate(_without_places([_own_named(name, item) for name, item in named]), {}, True)
+
+
+def _without_places(items: list[Any]) -> list[Any]:
+    """The arguments; coordinates that are all zero, beside others of as many axes, are positions too."""
+    tensors = [item.value if isinstance(item, Input) and not item.literal else None for item in items]
+    axes = {value.shape[-1] for value in tensors if value is not None and _is_grid(value)}
+    return [
+        replace(item, role="positions")
+        if value is not None
+        and value.dim() >= 2
+        and value.shape[-1] in axes
+        and value.is_floating_point()
+        and not value.any()
+        else item
+        for item, value in zip(items, tensors, strict=True)
+    ]
 
 
 def _own_named(name: str, item: Any) -> Any:
@@ -186,12 +205,30 @@ def _own(item: Any) -> Any:
 
 
 def _role_by_value(tensor: torch.Tensor) -> Role:
-    """All-true masks are masks; real-valued clocks that only run forward are positions; else content."""
+    """All-true masks are masks; clocks that only run forward and coordinates of a grid are positions; else content."""
     if tensor.dtype is torch.bool:
         return "mask"
+    if _is_grid(tensor):
+        return "positions"
     if tensor.dim() == 2 and tensor.is_floating_point() and tensor.shape[-1] > 2:
         return "positions" if bool((tensor.diff(dim=-1) > 0).all()) else "content"
     return "mask" if tensor.dim() >= 2 and tensor.numel() > 1 and bool((tensor == 1).all()) else "content"
+
+
+def _is_grid(tensor: torch.Tensor) -> bool:
+    """Whether each text holds coordinates (N, 2 to 4), real-valued whole numbers, row after row of a grid."""
+    if not (
+        tensor.is_floating_point()
+        and tensor.dim() >= 2
+        and tensor.shape[-2] > 2
+        and 2 <= tensor.shape[-1] <= 4
+    ):
+        return False
+    whole = bool(((tensor >= 0) & (tensor == tensor.round()) & (tensor < _LARGEST_SIDE)).all())
+    if not whole or tensor.max() < 2:
+        return False
+    scale = _LARGEST_SIDE ** torch.arange(tensor.shape[-1] - 1, -1, -1, dtype=torch.float64)
+    return bool(((tensor.to("cpu", torch.float64) * scale).sum(-1).diff(dim=-1) > 0).all())
 
 
 def _guessed(model: nn.Module) -> Iterator[Maker]:

@@ -285,6 +285,33 @@ def test_marked_positions_keep_their_numbers() -> None:
     assert torch.equal(made.value(joins(made)[0].position[-1]), expected)
 
 
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [(0, "POSITION"), (1, "CONTENT"), (2, "CONTENT")],
+    ids=["row after row of a grid", "colours", "ones and zeros"],
+)
+def test_coordinates_of_a_grid_are_positions(column: int, kind: str) -> None:
+    class Pictures(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(D, D)
+
+        def forward(self, words: Tensor, word_ids: Tensor, patches: Tensor, ids: Tensor) -> Tensor:
+            places = torch.cat((word_ids, ids), 1).sum(-1, keepdim=True).sin()
+            return self.project(torch.cat((words, patches), 1)) + places
+
+    def example(n: int) -> tuple[Tensor, ...]:
+        grid = torch.stack(torch.meshgrid(torch.arange(n / 4), torch.arange(4.0), indexing="ij"), -1)
+        colours = (torch.arange(2.0 * 4 * grid.shape[0]) * 37 % 256).reshape(grid.shape)
+        ids = (grid, colours, (colours > 99).float())[column].reshape(1, -1, 2)
+        return torch.rand(1, 5, D), torch.zeros(1, 5, 2), torch.rand(1, ids.shape[1], D), ids
+
+    made = session(Pictures(), example=example).structural()
+    assert made.failure is None
+    places = [node for node in made.graph.nodes if node.op_name == "sin"]
+    assert [node.provenance.name for node in places] == [kind]
+
+
 class Placed(nn.Module):
     """Adds a function of the positions that it is given."""
 
