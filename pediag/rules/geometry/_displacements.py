@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PREFIXES = 3
 """Fewer tokens than this may stand before the patches: one of the class, and one of distillation."""
 
+APART = 3
+"""Rows that BEiT's tables have more than displacements: class to patch, patch to class, class to class."""
+
 LARGEST = 1 << 20
 """Entries of a map that are looked at: 1,024 patches."""
 
@@ -30,7 +33,7 @@ def shared_displacements(item: Biased) -> Fault | None:
 
     for node in item.site.position:
         for read in reads(item.trace, node):
-            rows = None if read.offsets else _rows(item.trace, read)
+            rows = _rows(item.trace, read)
             if rows is not None and rows.shape[0] == rows.shape[1] and rows.size <= LARGEST:
                 found = next(_collisions(rows, read.table.shape[read.axis]), None)
                 if found is not None:
@@ -43,7 +46,9 @@ def _rows(trace: Any, read: Read) -> Ints | None:
     from pediag.encodings.relative import index_map
 
     raw = index_map(trace, read.index)
-    return read.map if raw is None else raw % read.table.shape[read.axis]
+    if raw is None:
+        return None if read.offsets else read.map
+    return raw % read.table.shape[read.axis]
 
 
 def _collisions(rows: Ints, size: int) -> Iterator[Fault]:
@@ -51,8 +56,9 @@ def _collisions(rows: Ints, size: int) -> Iterator[Fault]:
     for prefix in range(min(PREFIXES, rows.shape[0])):
         inner = rows[prefix:, prefix:]
         for height, width in _grids(inner.shape[0]):
-            if size >= (2 * height - 1) * (2 * width - 1):
-                by_place = _by_displacement(inner, height, width)
+            each = (2 * height - 1) * (2 * width - 1)
+            if size >= each:
+                by_place = _by_displacement(inner, height, width, meant=size in (each, each + APART))
                 if by_place is not None:
                     yield from _shared(by_place, size)
 
@@ -61,8 +67,11 @@ def _grids(count: int) -> Iterator[tuple[int, int]]:
     return ((h, count // h) for h in range(2, count // 2 + 1) if count % h == 0)
 
 
-def _by_displacement(rows: Ints, height: int, width: int) -> Ints | None:
-    """(2 height - 1, 2 width - 1) rows by displacement; None where they depend on the place, or on its number alone."""
+def _by_displacement(rows: Ints, height: int, width: int, meant: bool) -> Ints | None:
+    """(2 height - 1, 2 width - 1) rows by displacement; None where they depend on the place.
+
+    None also where the number of the place alone counts, unless the table tells that displacements are ``meant``.
+    """
     place = np.arange(height * width)
     down = place[None] // width - place[:, None] // width + height - 1
     right = place[None] % width - place[:, None] % width + width - 1
@@ -71,7 +80,9 @@ def _by_displacement(rows: Ints, height: int, width: int) -> Ints | None:
     offset = place[None] - place[:, None] + place.size - 1
     by_number = np.full(2 * place.size - 1, -1, dtype=np.int64)
     by_number[offset] = rows
-    if not np.array_equal(found[down, right], rows) or np.array_equal(by_number[offset], rows):
+    if not np.array_equal(found[down, right], rows):
+        return None
+    if np.array_equal(by_number[offset], rows) and not meant:
         return None
     return found
 

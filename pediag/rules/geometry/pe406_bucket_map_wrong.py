@@ -34,7 +34,8 @@ between a short text and the length asked about. Symmetric maps (the same rows f
 table, and maps with the sides in the other order, are let be: they are designs, or a permutation of what is learned.
 
 A map of h by w places that knows displacements alone has (2h - 1)(2w - 1) of them; it is judged where the table has
-that many rows or more. One that leaves out a coordinate, or is its own mirror image, is a design.
+that many rows or more. One that leaves out a coordinate, or is its own mirror image, is a design; so is one that knows
+the difference of the numbers of two places alone, unless the table has just as many rows as displacements.
 
 ## Known limits
 

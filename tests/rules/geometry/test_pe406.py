@@ -247,6 +247,12 @@ def test_displacements_that_share_a_row(prefix: int) -> None:
     assert slipped == [("error", 8)]
 
 
+@pytest.mark.parametrize("rows", [35, 38], ids=["Swin's number of rows", "BEiT's"])
+def test_a_step_of_the_width_confuses_a_table_with_a_row_for_each_displacement(rows: int) -> None:
+    # 3 by 4 places have 5 * 7 = 35 displacements, and 2 * 12 - 1 = 23 differences of their numbers.
+    assert grid(3, 4, lambda down, right: (down + 2) * 4 + right + 3, rows) == [("error", 35 - 23)]
+
+
 def test_indices_below_zero_count_from_the_end() -> None:
     assert grid(3, 5, lambda down, right: down * 9 + right, 45) == []
     # Of 36 + 4 + 36 + 4 + 1 = 81 indices modulo 45 each row is read.
