@@ -88,12 +88,16 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A short pass on a model as it came, and the same one after longer inputs of ``longer`` tokens each."""
+    """A short pass on a model as it came, and the same one after longer inputs of ``longer`` tokens each.
+
+    ``refused`` is the longer pass that stopped after a short one, where the model as it came takes that length.
+    """
 
     before: Pass
     after: Pass
     longer: tuple[int, ...]
     rows: Rows
+    refused: Pass | None = None
     _own: Evaluator = field(default_factory=Evaluator, repr=False)
     _made_up: Evaluator = field(default_factory=lambda: Evaluator(surrogates=True), repr=False)
 
@@ -182,12 +186,17 @@ class Steps:
     def _after(self, lengths: Sequence[int]) -> History:
         runner = self._run()
         usable = tuple(length for length in lengths if length > runner.plan.total)
-        longer = usable
+        longer, refused = usable, None
+        if usable:
+            after, refused = runner.run_again(usable, short=True)
+            if after is not None:
+                return History(runner.full, after, usable, Rows(runner.full))
         while longer:
             after, stopped = runner.run_again(longer)
             if after is not None:
-                return History(runner.full, after, longer, Rows(runner.full))
-            longer = tuple(length for length in longer if length != stopped)
+                alone = refused is not None and refused.tokens in longer
+                return History(runner.full, after, longer, Rows(runner.full), refused if alone else None)
+            longer = tuple(length for length in longer if stopped is None or length != stopped.tokens)
         tried = ", ".join(map(str, usable)) or "one longer than the short one"
         raise Unrunnable(f"no input of {tried} tokens runs: give a shorter --seq-len")
 
@@ -261,9 +270,14 @@ class _Runner:
                 seen += tokens
         return found if self._confirmed(found) else None
 
-    def run_again(self, longer: Sequence[int]) -> tuple[Pass | None, int]:
-        """The pass over all tokens after inputs of other lengths; None, with the length that stopped, when one does."""
+    def run_again(self, longer: Sequence[int], *, short: bool = False) -> tuple[Pass | None, Pass | None]:
+        """The pass over all tokens after inputs of other lengths, first of all itself where ``short``.
+
+        None, with the pass that stopped, when one does.
+        """
         with self._chain() as chain:
+            if short and (done := self._whole(chain)).failure is not None:
+                return None, done
             for length in longer:
                 sizes = self.plan.sizes(length, self.second)
                 done = chain.run(
@@ -275,16 +289,19 @@ class _Runner:
                     enough=lambda graph: len(graph.attentions) >= _ENOUGH,
                 )
                 if done.failure is not None:
-                    return None, length
-            total = self.plan.total
-            again = chain.run(
-                Candidate([], dict(self.whole)),
-                self.plan.sizes(total, self.second),
-                self.plan.lengths(total, 0),
-                follow=self.full.trace,
-                tokens=total,
-            )
-        return (again, 0) if again.failure is None else (None, longer[-1])
+                    return None, done
+            again = self._whole(chain)
+        return (again, None) if again.failure is None else (None, done)
+
+    def _whole(self, chain: Chain) -> Pass:
+        total = self.plan.total
+        return chain.run(
+            Candidate([], dict(self.whole)),
+            self.plan.sizes(total, self.second),
+            self.plan.lengths(total, 0),
+            follow=self.full.trace,
+            tokens=total,
+        )
 
     def _step(self, chain: Chain, way: Convention, memory: Any, seen: int, tokens: int) -> Pass:
         own = sliced(self.whole, self.plan.total, seen, tokens)

@@ -5,6 +5,8 @@
 Runs the model on a short input, then on longer ones, then on the short one again, in one go, and compares what
 positions enter with. Fires when the second short pass has other numbers than the first: a table that grew and stays
 grown, one that was rebuilt with other frequencies or in another dtype, an offset that an earlier call left behind.
+Fires too when a longer input is refused after the short one, though the model as it came takes it: a table that was
+made for the first input and never again.
 
 ## Why it matters
 
@@ -45,12 +47,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pediag.rules.entry._common import line_of
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
     from pediag.encodings import Encoding
     from pediag.trace import Node, Site
+    from pediag.trace.failures import Failure
     from pediag.trace.steps import History
 
 SAME = 1e-6
@@ -89,6 +93,8 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise CouldNotCheck(
             "the model goes on from call to call with a cache of its own: check it with that switched off"
         )
+    if history.refused is not None and history.refused.failure is not None:
+        yield _refused(facets, history, history.refused.tokens, history.refused.failure)
     found: dict[object, tuple[Site, float]] = {}
     for before, after in _pairs(history):
         changed = _changed(history, before, after)
@@ -149,6 +155,35 @@ def _difference(history: History, one: Node, other: Node) -> float:
     scale = max(float(a[finite].abs().max()) if finite.any() else 0.0, 1e-30)
     largest = float(off.max()) if off.numel() else 0.0
     return largest if largest > SAME * scale else 0.0
+
+
+def _refused(facets: Facets, history: History, longer: int, failure: Failure) -> Finding:
+    """A longer input that stops after the short one."""
+    frame, short = failure.frame, history.before.tokens
+    owner = next((e for e in facets.encodings if failure.module in e.modules and e.scheme != "mask"), None)
+    at = f" at {line_of(frame)}" if frame is not None else ""
+    return Finding(
+        message=(
+            f"After an input of {short:,} tokens one of {longer:,} tokens is refused, which the model as it came "
+            f"takes: {failure.message.rstrip('.')}."
+        ),
+        effect=(
+            f"The first text decides: after one of {short:,} tokens those of up to {facets.seq_len:,} raise{at} until "
+            "the model is loaded again."
+        ),
+        where=Where(
+            failure.module,
+            owner.id if owner else "",
+            frame.file if frame else None,
+            frame.line if frame else None,
+        ),
+        evidence=Evidence(short, longer, None, "tokens", longer),
+        fix=Fix(
+            f"Make what is kept and read{at} again when a text is longer than it was made for: compare lengths, not "
+            "only whether it is there. Or build it once for the longest text."
+        ),
+        scheme=owner.scheme if owner is not None else "",
+    )
 
 
 def _finding(facets: Facets, history: History, site: Site, changed: float) -> Finding:

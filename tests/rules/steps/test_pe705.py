@@ -125,6 +125,36 @@ def test_a_table_made_anew_with_the_numbers_that_it_had_changes_nothing() -> Non
     assert findings(Remade(0.5).eval(), CODE, 512)
 
 
+class MadeOnce(torch.nn.Module):
+    """A rotation whose cosines are made for the first text, and again for a longer one where ``again``."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.tokens, self.project, self.again = torch.nn.Embedding(97, 24), torch.nn.Linear(24, 72), again
+        self.kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        n = ids.shape[1]
+        if self.kept is None or (self.again and len(self.kept[0]) < n):
+            angle = torch.outer(torch.arange(n, dtype=torch.float32), W.float()).repeat(1, 2)
+            self.kept = angle.cos(), angle.sin()
+        cos, sin = (part[:n] for part in self.kept)
+        q, k, v = self.project(self.tokens(ids)).chunk(3, -1)
+        q, k = (x * cos + torch.cat((-x[..., 12:], x[..., :12]), -1) * sin for x in (q, k))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_a_table_made_for_the_first_text_refuses_a_longer_one() -> None:
+    assert outcome(MadeOnce(again=True).eval(), CODE, 128).status == "pass"
+    (finding,) = findings(MadeOnce(again=False).eval(), CODE, 128)
+    assert (finding.evidence.measured, finding.evidence.expected) == (58, 128)
+    assert "of 128 tokens is refused" in finding.message
+    model = MadeOnce(again=False).eval()
+    model(torch.zeros(1, 58, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="must match"):
+        model(torch.zeros(1, 128, dtype=torch.long))
+
+
 class Patches(torch.nn.Module):
     """An image of 32 x 32 in patches of 8 x 8, with a trained row for each, and attention among them."""
 
