@@ -70,7 +70,7 @@ def find(trace: Trace, claimed: set[int]) -> list[Encoding]:
         claimed.add(id(site))
         for node in () if chooses(site) else site.position:
             if node not in known:
-                known[node] = [encoding for term in summands(node) for encoding in _of_term(trace, term)]
+                known[node] = encodings_of(trace, node)
             for encoding in known[node]:
                 attach(encoding, site)
     return [encoding for encodings in known.values() for encoding in encodings]
@@ -102,9 +102,7 @@ def _as_tokens(trace: Trace, site: Site, known: dict[Node, list[Encoding]]) -> b
     if is_scores(site.result, trace.lengths.sequence):
         known.update((node, []) for node in site.position if node not in known)
         return True
-    found = {
-        node: [item for term in summands(node) for item in _of_term(trace, term)] for node in site.position
-    }
+    found = {node: encodings_of(trace, node) for node in site.position}
     if any(isinstance(item, Unrecognised) for items in found.values() for item in items):
         return False
     known.update((node, items) for node, items in found.items() if node not in known)
@@ -125,6 +123,11 @@ def chooses(site: Site) -> bool:
         return False
     whole = all(node.shape[-1:] in ((), (1,)) for node in site.position)
     return site.op in _CHOICES or (whole and site.op in _ARITHMETIC)
+
+
+def encodings_of(trace: Trace, node: Node) -> list[Encoding]:
+    """The encodings that a position value is made of, summand by summand; they have no sites yet."""
+    return [encoding for term in summands(node) for encoding in _of_term(trace, term)]
 
 
 def _of_term(trace: Trace, term: Term) -> Iterator[Encoding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pediag.encodings.model import Learned
+from pediag.encodings.program import SUMS
 from pediag.theory.sinusoid import LEAST_ROWS
 from pediag.trace.graph import Node, ancestors
 
@@ -23,17 +24,24 @@ def blended_tables(node: Node, width: int) -> list[Node]:
     """
     made_of = ancestors(node)
     tables = [item for item in made_of if _is_trained(item)]
-    trained: set[Node] = set()
+    trained = set(tables)
     for item in sorted(made_of, key=lambda each: each.index):
         operands = [operand for operand in item.inputs() if operand in trained]
         if operands and (item.op_name in _NOT_LINEAR or (item.op_name in _PRODUCTS and len(operands) > 1)):
             return []
-        if operands or _is_trained(item):
+        if operands and item.op_name in SUMS and any(_is_untrained(other, trained) for other in item.inputs()):
+            return []
+        if operands:
             trained.add(item)
     # Rows, or a map for each channel as convolutions lay them out.
     if not all(width in table.shape for table in tables):
         return []
     return sorted(tables, key=lambda each: each.index)
+
+
+def _is_untrained(node: Node, trained: set[Node]) -> bool:
+    """Whether a summand is a signal of its own: many numbers, and no trained ones in them."""
+    return node.numel > 1 and node not in trained
 
 
 def _is_trained(node: Node) -> bool:

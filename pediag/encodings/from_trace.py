@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pediag.encodings import additive, bias, content, decay, misplaced, rotary, temperature
+from pediag.encodings import additive, bias, content, decay, layered, misplaced, rotary, temperature
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
 from pediag.encodings.regions import PLACING
@@ -28,7 +28,7 @@ def read(trace: Trace) -> list[Encoding]:
     found += [
         _unrecognised(site) for site in trace.graph.sites if id(site) not in claimed and _remarkable(site)
     ]
-    return merge(found)
+    return merge(layered.explained(trace, found))
 
 
 def _remarkable(site: Site) -> bool:

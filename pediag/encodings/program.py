@@ -356,6 +356,8 @@ def _path(node: Node) -> tuple[Node, Node | None, Node, str] | None:
             if index is None and indices:
                 index, by = indices[0], _kind_of_index(indices)
             source = current = args[0]
+        elif name == "getitem" and call(args[0])[0] not in SLICES:
+            break
         elif name in SLICES and isinstance(args[0], Node):
             source = current = args[0]
         elif name == "buffer":

@@ -46,6 +46,8 @@ def is_scores(node: Node, lengths: set[int]) -> bool:
 def kind_of(site: Site, lengths: set[int]) -> str:
     """additive, rotary, bias, bilinear, lookup or opaque."""
     scores = is_scores(site.result, lengths)
+    if site.op == "baddbmm" and site.result.args[0] not in site.position:
+        return "bilinear"
     if site.op == "baddbmm" or (scores and site.op in _SUMS | _PRODUCTS | _CHOICES):
         return "bias"
     if site.op in _SUMS:

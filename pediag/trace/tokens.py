@@ -12,6 +12,10 @@ from pediag.trace.graph import Node, Provenance, nodes_in
 if TYPE_CHECKING:
     from pediag.trace.session import Trace
 
+_SPLITTING = frozenset(("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"))
+_PLAIN = frozenset(
+    ("getitem", "view", "_unsafe_view", "reshape", "transpose", "permute", "clone", "contiguous", "unsqueeze")
+)
 _PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul"))
 # A convolution or a fold makes one place of at most this many tokens; fewer places than that are fixed ones.
 _LARGEST_STRIDE = 8
@@ -52,7 +56,22 @@ def attended(trace: Trace, model: nn.Module) -> set[int]:
             heads.update(node.shape[:-2])
     taken = {trace.sizes.batch, *_widths(trace, model)}
     found = {size for size in sizes if size > 2} - taken
+    found |= {size for size in _sampled(trace) if size not in taken}
     return found | {size for size in _behind_prefixes(trace, found) if size not in taken | heads}
+
+
+def _sampled(trace: Trace) -> Iterator[int]:
+    """Sizes of axes of content that maps are cut from, to be sampled at points, and of the largest map on each."""
+    for node in trace.graph.nodes:
+        current = node.args[0] if node.op_name.startswith("grid_sampler") else None
+        while isinstance(current, Node) and current.provenance is Provenance.CONTENT:
+            if current.op_name in _SPLITTING:
+                axis = current.args[2] if len(current.args) > 2 else 0
+                yield current.args[0].shape[axis]
+                yield max(current.args[1]) if isinstance(current.args[1], (tuple, list)) else current.args[1]
+                break
+            plain = current.op_name in _PLAIN
+            current = current.args[0] if plain else None
 
 
 def _behind_prefixes(trace: Trace, places: set[int]) -> Iterator[int]:

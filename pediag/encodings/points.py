@@ -1,0 +1,42 @@
+"""Recognises coordinates of places, added to as few numbers that content predicts: anchors, reference points."""
+
+from __future__ import annotations
+
+from pediag.encodings.additive import attach
+from pediag.encodings.model import Points, Unrecognised
+from pediag.encodings.program import is_stored
+from pediag.trace.graph import ancestors
+from pediag.trace.session import Trace
+
+MOST = 4
+"""Numbers of a place: a column and a row, and the width and height of a box."""
+
+_WAVES = frozenset(("sin", "cos", "polar"))
+
+
+def points(trace: Trace, encoding: Unrecognised) -> Points | None:
+    """The coordinates that an unrecognised sum is; None where it is none, or attention has heads as narrow as they.
+
+    What is counted, with no weight and no sine in it, gives two to four numbers for each place, and content is as wide.
+    """
+    node = encoding.node
+    if node is None or not node.shape or not 2 <= node.shape[-1] <= MOST or not node.dtype.is_floating_point:
+        return None
+    joined = {item.shape[-1:] for site in encoding.sites for item in site.content}
+    summed = all(site.kind == "additive" and site.op not in ("cat", "stack") for site in encoding.sites)
+    if not summed or joined != {node.shape[-1:]}:
+        return None
+    heads = [attention.query.shape[-1] for attention in trace.graph.attentions]
+    made_of = ancestors(node)
+    trained = any(is_stored(part) and part.trainable for part in made_of)
+    if trained or any(part.op_name in _WAVES for part in made_of) or any(width <= MOST for width in heads):
+        return None
+    found = Points(numbers=node.shape[-1], node=node)
+    found.parameters = {"numbers": node.shape[-1]}
+    found.title = f"coordinates of places, {node.shape[-1]} numbers each, added to what content predicts"
+    for site in encoding.sites:
+        attach(found, site)
+    return found
+
+
+__all__ = ["points"]
