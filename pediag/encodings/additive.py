@@ -29,6 +29,7 @@ from pediag.encodings.program import (
 from pediag.theory.sinusoid import LEAST_ROWS, Sinusoid, identify_sinusoid
 from pediag.trace.evaluate import Evaluator, Unavailable
 from pediag.trace.graph import Node, Site, ancestors
+from pediag.trace.grids import flattened, grid_axis
 from pediag.trace.lanes import Float64
 from pediag.trace.numbers import varies
 from pediag.trace.session import Trace
@@ -139,11 +140,13 @@ def _of_term(trace: Trace, term: Term) -> Iterator[Encoding]:
 
 
 def _whole(trace: Trace, term: Term) -> _Piece:
-    read = lookup(term, trace.lengths, computed=True)
+    read = _per_token(lookup(term, trace.lengths, computed=True), trace, term)
     try:
-        value = term.value(trace.value)
+        value = flattened(term.value(trace.value), trace.lengths.grids)
     except Unavailable:
-        return _Piece(term.node, None, read, read.tokens if read else "sequence")
+        still = grid_axis(term.root.shape, trace.lengths.grids) >= 0 and not _may_move(trace, term)
+        numbers = np.zeros((0, 0)) if still else None
+        return _Piece(term.node, numbers, read, read.tokens if read else "sequence")
     where = token_axis(value, trace.lengths)
     if where is not None:
         return _Piece(term.node, arranged(value, where[0], trace.lengths.batch), read, where[1])
@@ -151,10 +154,18 @@ def _whole(trace: Trace, term: Term) -> _Piece:
     return _Piece(term.node, numbers, read, read.tokens if read else "sequence")
 
 
+def _per_token(read: Lookup | None, trace: Trace, term: Term) -> Lookup | None:
+    """``read``, but for a map in which several places read one row: a row and a column together tell a place."""
+    if read is None or grid_axis(term.root.shape, trace.lengths.grids) < 0:
+        return read
+    return read if len(np.unique(read.picked)) == len(read.picked) else None
+
+
 def _may_move(trace: Trace, term: Term) -> bool:
     """Whether a value that stands still moves for other weights: a gate that starts at zero is trained open."""
     try:
-        return token_axis(term.value(Evaluator(surrogates=True)), trace.lengths) is not None
+        value = flattened(term.value(Evaluator(surrogates=True)), trace.lengths.grids)
+        return token_axis(value, trace.lengths) is not None
     except Unavailable:
         return False
 
@@ -183,7 +194,7 @@ def _of_piece(trace: Trace, piece: _Piece) -> Iterator[Encoding]:
     if inner and not all(isinstance(encoding, Unrecognised) for encoding in inner):
         yield from inner
     else:
-        made = blend(piece.node)
+        made = blend(piece.node, trace.lengths.grids)
         yield _finish(made, piece, made.title) if made else _unrecognised(piece.node, piece.axis)
 
 

@@ -382,8 +382,23 @@ def _bilinear(trace: Trace, site: Site, node: Node) -> Iterator[Encoding]:
     tables = list(reads(trace, node))
     for read in tables:
         yield relative(read, _side(trace, site))
-    if not tables:
+    if not tables and not _only_gathers(trace, node):
         yield _unknown("bilinear")
+
+
+def _only_gathers(trace: Trace, node: Node) -> bool:
+    """Whether a matrix only says which tokens go together, each with one factor into one slot, as pooling does."""
+    try:
+        matrix = trace.value(node)
+    except Unavailable:
+        return False
+    chosen = matrix != 0
+    if matrix.dim() < 2 or matrix.is_complex() or not chosen.any():
+        return False
+    factors = matrix[chosen]
+    return bool((factors == factors[0]).all()) and any(
+        bool((chosen.sum(axis) <= 1).all()) for axis in (-1, -2)
+    )
 
 
 def _unknown(kind: str) -> Unrecognised:

@@ -6,6 +6,7 @@ from pediag.encodings.model import Learned
 from pediag.encodings.program import SUMS
 from pediag.theory.sinusoid import LEAST_ROWS
 from pediag.trace.graph import Node, ancestors
+from pediag.trace.grids import Grid, grid_axis
 
 # After one of these, a signal is no longer linear in the table that it is made of.
 _NOT_LINEAR = frozenset(
@@ -48,14 +49,22 @@ def _is_trained(node: Node) -> bool:
     return node.stored and node.trainable and node.dtype.is_floating_point
 
 
-def blend(node: Node) -> Learned | None:
-    """The learned encoding that a position signal is as a blend of trained rows; None where it is none."""
-    width = node.shape[-1] if node.shape else 1
+def blend(node: Node, grids: frozenset[Grid] = frozenset()) -> Learned | None:
+    """The learned encoding that a position signal is as a blend of trained rows; None where it is none.
+
+    ``grids`` are the rows and columns of maps, whose features may lie before them or behind.
+    """
+    side = grid_axis(node.shape, grids)
+    features = node.shape[:side] + node.shape[side + 2 :] if side >= 0 else node.shape[-1:]
+    width = max(features, default=1)
     tables = blended_tables(node, width) if width > 1 else []
     rows = max((table.numel // width for table in tables), default=0)
     if rows < LEAST_ROWS:
         return None
+    whole = side >= 0 and all(table.numel == node.numel for table in tables)
     encoding = Learned(table=None, width=width)
-    encoding.title = f"learned, {rows:,} rows that are blended, width {width}"
-    encoding.parameters = {"rows": rows, "width": width, "by": "blend", "trainable": True}
+    how = "one a place of a map" if whole else "that are blended"
+    encoding.title = f"learned, {rows:,} rows {how}, width {width}"
+    by = "rows and columns" if whole else "blend"
+    encoding.parameters = {"rows": rows, "width": width, "by": by, "trainable": True}
     return encoding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pediag.encodings import additive, bias, content, decay, layered, misplaced, rotary, temperature
+from pediag.encodings import additive, axial, bias, content, decay, layered, misplaced, rotary, temperature
 from pediag.encodings.grouping import merge
 from pediag.encodings.model import Encoding, Unrecognised
 from pediag.encodings.regions import PLACING
@@ -20,6 +20,7 @@ def read(trace: Trace) -> list[Encoding]:
     found: list[Encoding] = []
     found += rotary.find(trace, claimed)
     found += content.find(trace, claimed)
+    found += axial.find(trace)
     found += decay.find(trace, claimed)
     found += bias.find(trace, claimed)
     found += temperature.find(trace, claimed)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pediag.trace.evaluate import BUDGET, Evaluator, Lane, Unavailable
 from pediag.trace.graph import Node, Provenance, ancestors, nodes_in, op_name
+from pediag.trace.grids import flattened, grid_axis
 from pediag.trace.numbers import varies
 from pediag.trace.operators import describe
 from pediag.trace.place import Lengths
@@ -134,6 +135,7 @@ def summands(root: Node) -> list[Term]:
     unique = list(dict.fromkeys(found))
     if len(unique) + len(constants) < 2:
         return [Term(root, root)]
+    unique = unique or list(dict.fromkeys(constants))  # of a map, whose axes are no lengths
     terms = []
     for node in unique:
         others = tuple(other for other in dict.fromkeys([*unique, *constants]) if other is not node)
@@ -291,10 +293,11 @@ def lookup(value: Node | Term, lengths: Lengths | None = None, *, computed: bool
     source, index, table, by = path
     evaluator = Evaluator(Exact())
     try:
+        lengths = lengths or _seen_lengths(term.root)
         ones = term.value(evaluator, {source: torch.ones((), dtype=torch.float64).expand(source.shape)})
-        for axis in (k for k, size in enumerate(source.shape) if size > 1):
+        for axis in _row_axes(source, lengths):
             numbered = term.value(evaluator, {source: ramp(source.shape, axis)})
-            found = _rows(numbered, ones, lengths or _seen_lengths(term.root))
+            found = _rows(numbered, ones, lengths)
             if found is not None:
                 picked, tokens = found
                 rows = source.shape[axis]
@@ -302,6 +305,12 @@ def lookup(value: Node | Term, lengths: Lengths | None = None, *, computed: bool
     except Unavailable:
         return None
     return None
+
+
+def _row_axes(source: Node, lengths: Lengths) -> list[int]:
+    """The axes of a table along which its rows may lie; a row and a column together tell a place of a map."""
+    side = grid_axis(source.shape, lengths.grids)
+    return [k for k, size in enumerate(source.shape) if size > 1 and (side < 0 or k not in (side, side + 1))]
 
 
 def _seen_lengths(node: Node) -> Lengths:
@@ -326,7 +335,7 @@ def _rows(read: torch.Tensor, ones: torch.Tensor, lengths: Lengths) -> tuple[NDA
     if not read.is_floating_point() or not ones.is_floating_point():
         return None
     ratio = torch.where(ones != 0, read / ones, torch.nan)
-    filled = torch.nan_to_num(ratio, nan=-1.0)
+    filled = flattened(torch.nan_to_num(ratio, nan=-1.0), lengths.grids)
     where = token_axis(filled, lengths)
     if where is None:
         return None

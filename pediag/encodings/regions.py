@@ -18,8 +18,16 @@ _JOINING = frozenset(
     "_reshape_alias".split()
 )
 _SPLITTING = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "tensor_split"))
-PLACING = frozenset(("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter"))
-"""Writes of content into slots that positions choose, as a cache of fixed size takes them: nothing is turned there."""
+PLACING = frozenset(
+    (
+        *("index_put", "index_copy", "scatter", "slice_scatter", "select_scatter"),
+        *("index_add", "scatter_add", "scatter_reduce", "index_reduce"),
+    )
+)
+"""Writes and sums of content into slots that positions choose, as a cache of fixed size and pooling take them.
+
+Nothing is turned there.
+"""
 _REARRANGING = _SPLITTING | frozenset(
     "view _unsafe_view _to_copy clone transpose permute unsqueeze squeeze getitem slice select expand alias "
     "view_as_complex complex t _reshape_alias unflatten detach".split()

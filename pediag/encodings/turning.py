@@ -13,6 +13,8 @@ from pediag.encodings.model import Floats
 _CONSISTENT = 1e-6
 # An angle grows evenly when it leaves a line by less than this many radians: twice what bfloat16 cosines do.
 _EVEN_HALF = 2e-2
+# Coordinates that channels are shared out to in equal parts: rows and columns, and frames.
+_AXES = (2, 3)
 # Angles below this many radians are float64 noise of a factor that turns nothing.
 _STILL = 1e-9
 
@@ -21,6 +23,7 @@ _STILL = 1e-9
 class Turn:
     """What two probes show: frequencies (r/2,) in radians per token, and how the channels pair.
 
+    ``pairing`` is empty where the channels of several coordinates pair among themselves, each by halves.
     ``angles`` (N, r/2) grow along the sequence; ``sense`` is 1 where channel a turns towards its partner b, else -1.
     ``channels`` are those that turn of all that were probed, ``of`` in number.
     """
@@ -59,6 +62,20 @@ def turn(vectors: np.ndarray, rows: np.ndarray) -> Turn | None:
         before = vectors[:, came[0]] + 1j * vectors[:, came[1]]
         after = rows[..., went[0]] + 1j * rows[..., went[1]]
         read = _read(after / before[:, None, :], name, moving.size)
+        if read is not None:
+            return replace(read, channels=tuple(moving.tolist()), of=vectors.shape[-1])
+    return _by_axes(vectors, rows, moving)
+
+
+def _by_axes(vectors: np.ndarray, rows: np.ndarray, moving: np.ndarray) -> Turn | None:
+    """The same where each axis of a page or a clip has channels of its own, paired by halves among themselves."""
+    for axes in _AXES:
+        if moving.size % (2 * axes):
+            continue
+        first, second = moving.reshape(axes, 2, -1).swapaxes(0, 1).reshape(2, -1)
+        before = vectors[:, first] + 1j * vectors[:, second]
+        after = rows[..., first] + 1j * rows[..., second]
+        read = _read(after / before[:, None, :], "", moving.size)
         if read is not None:
             return replace(read, channels=tuple(moving.tolist()), of=vectors.shape[-1])
     return None

@@ -129,4 +129,5 @@ def fixed_places(trace: Trace) -> int | None:
 def of_places(node: Node | None, trace: Trace) -> bool:
     """Whether a value moves along places alone whose number is fixed, such as the patches of an image."""
     moving = {node.shape[axis] for axis in node.moving} if node is not None else set()
-    return bool(moving) and moving <= trace.places
+    sides = {side for grid in trace.lengths.grids for side in grid}
+    return bool(moving) and moving <= trace.places | sides

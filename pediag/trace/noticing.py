@@ -8,6 +8,7 @@ from typing import Any
 
 from pediag.trace.frames import user_frame
 from pediag.trace.graph import Attention, Graph, Node, Provenance, Site
+from pediag.trace.grids import SUMS, grid_axis
 from pediag.trace.operators import ORDERED, Operator
 from pediag.trace.place import Lengths, Place
 
@@ -66,6 +67,8 @@ class Noticer:
         self._seen[place] += 1
         identity = (*place, self._seen[place])
         which = {index for index, item in enumerate(fixed) if item.provenance is POSITION}
+        if operator.name in SUMS and self.lengths.grids:
+            which |= self._of_grids(fixed)
         if self.known_joins is not None and not which:
             # A view of a table that is used up to its end does not move with the length.
             which = {index for index in self.known_joins.get(identity, ()) if index < len(fixed)}
@@ -75,6 +78,16 @@ class Noticer:
         if which:
             self.joins[identity] = which
         return tuple(fixed[index] for index in sorted(which))
+
+    def _of_grids(self, fixed: list[Node]) -> set[int]:
+        """Which of several values are tables by the rows and columns of a map; they are positions from now on."""
+        found = set()
+        for index, item in enumerate(fixed):
+            axis = grid_axis(item.shape, self.lengths.grids)
+            if axis >= 0 and item.op != "leaf":
+                item.provenance, item.moving = POSITION, (axis, axis + 1)
+                found.add(index)
+        return found
 
     def _notice_product(
         self, operator: Operator, node: Node, content: tuple[Node, ...], position: tuple[Node, ...]

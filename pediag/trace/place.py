@@ -60,12 +60,14 @@ class Effort:
 class Lengths:
     """The sizes that tell axes apart: sequence lengths in tokens, and the batch.
 
-    ``exact`` are the lengths of the inputs; ``sequence`` also what is usually made of them (one more, twice).
+    ``exact`` are the lengths of the inputs; ``sequence`` also what is usually made of them (one more, twice). ``grids``
+    are the rows and columns of maps whose places are one axis of attention.
     """
 
     sequence: set[int]
     batch: int
     exact: tuple[int, ...] = ()
+    grids: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def moving(self) -> set[int]:

@@ -32,6 +32,7 @@ from pediag.trace.evaluate import BUDGET, Evaluator, absent, constant
 from pediag.trace.failures import Failure, distance, laborious, stopped, too_long
 from pediag.trace.functions import Functions
 from pediag.trace.graph import Graph, Node, Provenance, Site
+from pediag.trace.grids import Grid, as_positions, axes_of_places, grids
 from pediag.trace.inputs import Candidate, Input, Maker, Sizes, candidates, check_names, made_up, transposed
 from pediag.trace.isolation import (
     as_called,
@@ -50,7 +51,7 @@ from pediag.trace.place import Effort, Enough, Laborious, Lengths, explain
 from pediag.trace.plain import plain_attributes, unregistered
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
-from pediag.trace.tokens import at_length, attended, contracts_tokens, folds_texts, row_axis
+from pediag.trace.tokens import at_length, attended, contracts_tokens, folds_texts
 
 _SHARED_BELOW = 1 << 22
 _SPLIT = "it is split over ranks and runs by their exchanges only: check it before parallelize_module"
@@ -111,6 +112,7 @@ class Session:
         check_names(model, self.specs)
         self._maker: Callable[[Sizes], Candidate] | None = None
         self._places: set[int] = set()
+        self._grids: frozenset[Grid] = frozenset()
         self._fixed = False
         self._dims, self._kernels = dimensions(model), kernels(model)
         self._batch = batch_apart(self._dims)
@@ -356,11 +358,12 @@ class Session:
         places = attended(trace, self.model) - (trace.lengths.sequence if self._fixed else set())
         if not places:
             return trace
-        self._places = places
+        self._grids = grids(trace, self.model, places)
+        self._places = places | {rows * columns for rows, columns in self._grids}
         again = self._run(maker(trace.sizes), trace.sizes, None)
         if again.failure is None:
             return again
-        self._places = set()
+        self._places, self._grids = set(), frozenset()
         return trace
 
     @property
@@ -390,6 +393,7 @@ class Session:
         if self._places:
             tokens = structural.sizes.tokens if structural is not None and not self._fixed else sizes.tokens
             lengths.sequence |= at_length(self._places, tokens, sizes.tokens)
+            lengths.grids = self._grids
         reference = structural.provenances if structural is not None else None
         recorder = Recorder(graph, self.fake_mode, lengths, reference=reference)
         if structural is not None:
@@ -417,15 +421,8 @@ class Session:
     def _entering(self, graph: Graph, name: str, fake: torch.Tensor, lengths: Lengths) -> Node:
         """A stored tensor as it enters a pass; one with a row for each of a fixed number of places moves."""
         leaf, places = self.leaves[name], self._places & lengths.sequence
-        axis = row_axis(leaf.shape) if name not in self._kernels else -1
-        numbers = leaf.dtype.is_floating_point or leaf.dtype.is_complex
-        if axis < 0 or leaf.shape[axis] not in places or not numbers:
-            return leaf
-        node, new = graph.add("buffer", (leaf,), {}, Provenance.POSITION, fake)
-        if new:
-            node.names, node.trainable, node.stored, node.moving = leaf.names, leaf.trainable, True, (axis,)
-            node.gradient = leaf.gradient
-        return node
+        axes = axes_of_places(leaf, places, lengths.grids) if name not in self._kernels else ()
+        return as_positions(graph, leaf, axes, fake) if axes else leaf
 
     def call(
         self,

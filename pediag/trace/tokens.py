@@ -21,6 +21,8 @@ _PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul"))
 _LARGEST_STRIDE = 8
 # Tokens beside the patches that a table of patches leaves out: a class token, a distillation token, registers.
 _PREFIX = 16
+# Places of the smallest window that attention runs within, and tokens that each window has of its own beside them.
+_LEAST_WINDOW, _KEPT = 9, 5
 
 
 def contracts_tokens(trace: Trace) -> bool:
@@ -56,8 +58,20 @@ def attended(trace: Trace, model: nn.Module) -> set[int]:
             heads.update(node.shape[:-2])
     taken = {trace.sizes.batch, *_widths(trace, model)}
     found = {size for size in sizes if size > 2} - taken
+    found |= {size for size in _in_windows(trace, found) if size not in taken}
     found |= {size for size in _sampled(trace) if size not in taken}
-    return found | {size for size in _behind_prefixes(trace, found) if size not in taken | heads}
+    return found | {size for size in _with_rows(trace, found) if size not in taken | heads}
+
+
+def _in_windows(trace: Trace, places: set[int]) -> Iterator[int]:
+    """Sizes of axes of content that are split into pieces, of which attention runs along one each."""
+    for node in trace.graph.nodes:
+        if node.op_name in _SPLITTING and node.provenance is Provenance.CONTENT:
+            axis = node.args[2] if len(node.args) > 2 else 0
+            whole = node.args[0].shape[axis]
+            pieces = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+            if any(piece in places and piece < whole for piece in pieces):
+                yield whole
 
 
 def _sampled(trace: Trace) -> Iterator[int]:
@@ -74,8 +88,11 @@ def _sampled(trace: Trace) -> Iterator[int]:
             current = current.args[0] if plain else None
 
 
-def _behind_prefixes(trace: Trace, places: set[int]) -> Iterator[int]:
-    """Places but for a few at one end (a class token, registers), where a table with a row each turns them."""
+def _with_rows(trace: Trace, places: set[int]) -> Iterator[int]:
+    """Places that a table with a row each turns or is added to, though attention runs along another number of them.
+
+    They lack a few at one end (a class token, registers), or are attended to in windows of one size.
+    """
     for node in trace.graph.nodes:
         if node.op_name not in ("mul", "add") or node.provenance is not Provenance.CONTENT:
             continue
@@ -84,9 +101,24 @@ def _behind_prefixes(trace: Trace, places: set[int]) -> Iterator[int]:
             axis = row_axis(table.shape)
             size = table.shape[axis] if axis >= 0 else 0
             behind = axis - len(table.shape)
-            near = size > 2 and table.shape[-1] > 1 and any(0 < whole - size <= _PREFIX for whole in places)
+            near = any(0 < whole - size <= _PREFIX for whole in places)
+            near |= node.op_name == "add" and any(_is_of_windows(size, window) for window in places)
+            near &= size > 2 and table.shape[-1] > 1 and not (node.op_name == "add" and is_map(table.shape))
             if near and any(len(x.shape) >= -behind and x.shape[behind] == size for x in content):
                 yield size
+
+
+def _is_of_windows(size: int, window: int) -> bool:
+    """Whether so many places fall into windows of one size, which keep the first tokens (a class token) each."""
+    if not _LEAST_WINDOW <= window < size:
+        return False
+    return any((size - kept) % (window - kept) == 0 for kept in range(_KEPT + 1))
+
+
+def is_map(shape: tuple[int, ...]) -> bool:
+    """Whether a table has features by two axes beside each other, as rows and columns of a map are."""
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    return len(axes) == 3 and axes[2] - axes[0] == 2
 
 
 def row_axis(shape: tuple[int, ...]) -> int:
