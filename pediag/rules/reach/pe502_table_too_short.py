@@ -90,6 +90,7 @@ class _Short:
     asked: int = 0
     severity: Severity | None = None
     lines: bool = False
+    counted: Node | None = None
 
     @property
     def limit(self) -> int:
@@ -225,7 +226,9 @@ def _cut_short(
         what = _kind(leaf, encoding)
         happens = f"Only {size:,} of {wanted:,} rows come out, then RuntimeError: sizes do not match"
         rows = size if first == 0 else size + first
-        yield _Short(leaf, rows, first, what, happens, failure.module, failure.frame, encoding)
+        short = _Short(leaf, rows, first, what, happens, failure.module, failure.frame, encoding)
+        short.counted = _counted(position, size) if leaf is None else None
+        yield short
         return
 
 
@@ -239,6 +242,14 @@ def _source(position: Node, size: int) -> Node | None:
         if node.op in ("leaf", "buffer") and node.names and not node.given and size in node.shape
     ]
     return min(stored, key=lambda node: (node.dtype.is_floating_point, node.index), default=None)
+
+
+def _counted(position: Node, size: int) -> Node | None:
+    """The count of ``size`` places that forward makes a value of, where it does."""
+    from pediag.trace import ancestors
+
+    made = (node for node in ancestors(position) if node.op_name == "arange" and node.shape == (size,))
+    return min(made, key=lambda node: node.index, default=None)
 
 
 def _kind(leaf: Node | None, encoding: Encoding | None) -> str:
@@ -371,12 +382,13 @@ def _at(failure: Failure) -> str:
 def _finding(facets: Facets, short: _Short) -> Finding:
     n = facets.seq_len
     encoding = short.encoding
-    longest = "" if short.lines else f" The longest input is {short.limit:,} tokens."
+    open_end = short.lines or short.counted is not None
+    longest = "" if open_end else f" The longest input is {short.limit:,} tokens."
     return Finding(
         message=_message(short, n),
         effect=f"{short.happens}.{longest}",
         where=place(short.module, short.frame, encoding.id if encoding else ""),
-        evidence=Evidence(short.rows, short.needed(n), None if short.lines else short.limit, "rows", n),
+        evidence=Evidence(short.rows, short.needed(n), None if open_end else short.limit, "rows", n),
         fix=_fix(short, n),
         severity=short.severity,
         scheme=encoding.scheme if encoding else "",
@@ -384,6 +396,8 @@ def _finding(facets: Facets, short: _Short) -> Finding:
 
 
 def _message(short: _Short, n: int) -> str:
+    if short.counted is not None:
+        return f"{short.rows:,} positions are counted, and {n:,} tokens need {short.needed(n):,}."
     name = f" `{short.name}`" if short.name else ""
     skipped = f", of which the first {short.first:,} are never read," if short.first else ""
     return (
@@ -397,6 +411,12 @@ def _fix(short: _Short, n: int) -> Fix:
     at = f" read at {line_of(short.frame)}" if short.frame else ""
     name = f"`{short.name}`" if short.name else f"the {short.what}{at}"
     need = f"{short.needed(n):,} rows"
+    if short.counted is not None:
+        made = short.counted.frame
+        return Fix(
+            f"Count positions{f' at {line_of(made)}' if made is not None else ''} along the tokens, of which there are "
+            f"{n:,}: another size gave {short.rows:,}."
+        )
     if short.lines:
         return Fix(f"Give {name} {need}, or cut texts where it ends.")
     if short.what in ("buffer", "mask"):

@@ -114,6 +114,31 @@ def test_the_model_itself_ends_there(kind):
             model(torch.zeros(1, limit + 1, dtype=torch.long))
 
 
+class CountsHeads(nn.Module):
+    """A sinusoid of the heads, of which there are 4 a text, added to queries of N tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(99, 48), nn.Linear(48, 144)
+        self.register_buffer("w", 1e4 ** (-torch.arange(0, 12, 2) / 12))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (4, 12)).transpose(1, 2) for part in self.qkv(self.embed(ids)).chunk(3, -1)
+        )
+        angle = torch.arange(q.shape[1], device=q.device)[:, None] * self.w
+        places = torch.cat((angle.sin(), angle.cos()), -1)
+        return F.scaled_dot_product_attention(q + places, k + places, v).transpose(1, 2).flatten(2)
+
+
+def test_places_that_are_counted_along_another_axis():
+    (finding,) = findings(CountsHeads().eval(), CODE, 96)
+    assert finding.message == "4 positions are counted, and 96 tokens need 96."
+    assert "along the tokens" in finding.fix.summary
+    assert "Cut texts" not in finding.fix.summary
+    assert (finding.evidence.measured, finding.evidence.limit) == (4, None)
+
+
 def test_an_interpolated_table_has_no_end():
     assert findings(Rows("interpolated").eval(), CODE, 512) == []
 
