@@ -76,6 +76,39 @@ def test_nothing_written():
     assert outcome(Attending(partly(8)).eval(), CODE, 128).status == "not-applicable"
 
 
+BY = {**SHAPE, "transformers_version": "5.24.0"}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("llama", 16), ("gpt_neox", 4), ("glm", 8), ("phi", 8)])
+def test_a_class_says_what_is_not_written(kind, expected):
+    """Defaults of ``partial_rotary_factor`` (``rotary_pct``) in the documentation of transformers; Llama has none."""
+    config = {**BY, "model_type": kind, "head_dim": 16}
+    assert findings(Attending(partly(expected), config=config).eval(), CODE, 128) == []
+    (finding,) = findings(Attending(partly(12), config=config).eval(), CODE, 128)
+    assert (finding.evidence.measured, finding.evidence.expected) == (12, expected)
+    assert finding.severity == "warning"
+    assert kind in finding.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "a_type_of_ones_own"},
+        {"model_type": "llama", "auto_map": {"AutoModel": "own.Model"}},
+        {"model_type": "llama", "transformers_version": None, "head_dim": 32},
+        {"model_type": "gpt2"},
+        {"model_type": "llama", "vision_config": {"model_type": "clip_vision_model", "hidden_size": 48}},
+    ],
+)
+def test_a_class_that_is_not_known_to_read_it(changes):
+    assert findings(Attending(partly(8), config={**BY, **changes}).eval(), CODE, 128) == []
+
+
+def test_a_config_that_transformers_did_not_write():
+    model = Attending(partly(8), config={**SHAPE, "model_type": "llama"}).eval()
+    assert outcome(model, CODE, 128).status == "not-applicable"
+
+
 def test_a_type_of_layers_that_writes_none_turns_whole():
     """Gemma 4: a share for global layers, none for local ones."""
     types = {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 10000}}
