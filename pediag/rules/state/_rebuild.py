@@ -16,8 +16,10 @@ from pediag.rules.numerics import pe602_frequencies_rounded as pe602
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable
 from pediag.rules.state import pe201_uninitialised_frequencies as pe201
 from pediag.targets.class_defaults import assumed
+from pediag.targets.completed import completed
 from pediag.targets.config import Config
 from pediag.targets.declaration import SCALINGS, TEXT, RopeDeclaration, Said, declarations
+from pediag.targets.rope_keys import OWN_BASE
 from pediag.theory._checks import TheoryError
 from pediag.theory.frequencies import rope_type, scaled
 from pediag.theory.rounding import frequency_tolerance, unit_roundoff
@@ -142,6 +144,8 @@ def meant(facets: Facets) -> list[Meant]:
     if facets.config is None:
         return []
     spoken = declarations(facets.config)
+    if not spoken:
+        return _by_code(facets.config)
     found = [one for declared in spoken for one in _readings(declared)]
     types = {declared.layer_type for declared in spoken}
     for declared in spoken[:1]:
@@ -154,6 +158,18 @@ def meant(facets: Facets) -> list[Meant]:
         for other in declarations(part):
             found += [replace(one, declared=None) for one in _readings(other)]
     return found
+
+
+def _by_code(config: Config) -> list[Meant]:
+    """The base that is written in the code of a class and that no key changes, where transformers wrote the config."""
+    if "transformers_version" not in config.values:
+        return []
+    fixed = [one for one in completed(config) if one.kind in OWN_BASE]
+    return [
+        replace(meant, base_at=f"the code of {one.kind} in transformers")
+        for one in fixed
+        for meant in _readings(one.declared)
+    ]
 
 
 def _others(facets: Facets) -> Iterator[Config]:

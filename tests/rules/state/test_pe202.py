@@ -125,6 +125,17 @@ def test_trained_frequencies_are_not_judged() -> None:
     assert not findings(made, "PE202", "PE203")
 
 
+@pytest.mark.parametrize("kind", ["gptj", "codegen"])
+def test_a_base_in_the_code_of_a_class(kind: str) -> None:
+    """``create_sinusoidal_positions`` of both has 10000 in its code, and no key changes it."""
+    written = {"model_type": kind, "transformers_version": "5.24.0", "rope_theta": None}
+    finding = only(tabled(plain(5e4), **written), seq_len=1000)
+    assert "base 50000" in finding.message
+    assert f"the code of {kind} in transformers" in finding.message
+    assert not findings(tabled(plain(1e4), **written), "PE202", "PE203", seq_len=1000)
+    assert not findings(tabled(plain(5e4), model_type=kind, rope_theta=None), "PE202", seq_len=1000)
+
+
 def test_without_a_declaration() -> None:
     made = model(plain(1e4))
     (outcome,) = pediag.check(made, select=["PE202"]).outcomes
