@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ _REARRANGING = _SPLITTING | frozenset(
     "view _unsafe_view _to_copy clone transpose permute unsqueeze squeeze getitem slice select expand alias "
     "view_as_complex complex t _reshape_alias unflatten detach".split()
 )
+_PICKING = frozenset(("index", "index_select", "gather", "flip"))
+_JOINED = frozenset(("cat", "stack"))
 
 LEAST_SWAPPED = 4
 """Channels from which on a matrix of 0, 1 and -1 is one that moves channels."""
@@ -105,13 +108,16 @@ class Regions:
         return many and not is_for_whole_heads(site, moving)
 
     def onward(self, after: Node, members: set[Node]) -> list[Node]:
-        """What becomes of ``after`` by moving its channels, up to where it is joined with something else."""
+        """What becomes of ``after`` by moving its channels, up to where it is joined with something else.
+
+        What is split is left out, its pieces are not: it is several values.
+        """
         found: list[Node] = []
         node = after
         while True:
             users = [user for user in members if any(item is node for item in user.inputs())]
             if len(users) != 1 or users[0].op_name not in _REARRANGING:
-                return found
+                return [node for node in found if node.op_name not in _SPLITTING]
             node = users[0]
             found.append(node)
 
@@ -175,20 +181,40 @@ class Regions:
         return None
 
     def _starts(self, source: Node, members: set[Node], width: int) -> list[Node]:
-        """Real tensors that ``source`` only rearranges: one of the head's width, then the nearest."""
+        """Real tensors that ``source`` only rearranges: the best of the head's width, then the nearest."""
         chain = [source]
-        while chain[-1].dtype.is_complex or chain[-1].op_name in _REARRANGING:
-            inputs = [node for node in chain[-1].inputs() if node in members]
-            if not inputs:
-                break
-            shared = set.intersection(*(self.closure([node], members) for node in inputs))
-            if not shared:
-                break
-            chain.append(max(shared, key=lambda node: node.index))
+        while (origin := self._origin(chain[-1], members)) is not None:
+            chain.append(origin)
         usable = [node for node in chain if node.op_name not in _SPLITTING] or [source]
         real = [node for node in usable if not node.dtype.is_complex] or usable
-        whole = [node for node in real if node.shape[-1] == width and self._has_sequence(node)]
-        return list(dict.fromkeys([*whole[:1], *(node for node in real if self._has_sequence(node))]))[:2]
+        real = [node for node in real if self._has_sequence(node)]
+        whole = _before_shuffles(chain, [node for node in real if node.shape[-1] == width])
+        near = [node for node in real if node.op_name not in _JOINED or node is source][:2]
+        return list(dict.fromkeys([*whole, *near]))[: 1 + len(whole)] if whole else near
+
+    def _origin(self, node: Node, members: set[Node]) -> Node | None:
+        """What ``node`` holds the entries of, in another order or shape; None where it computes new ones."""
+        inputs = [item for item in node.inputs() if item in members]
+        if not inputs or not (node.dtype.is_complex or self._moves(node, members)):
+            return None
+        shared = set.intersection(*(self.closure([item], members) for item in inputs))
+        origin = max(shared, key=lambda item: item.index, default=None)
+        if origin is not None and node.op_name in _JOINED and not node.dtype.is_complex:
+            between = self.closure(inputs, members) - self.closure([origin], members)
+            return origin if all(self._moves(item, members) for item in between) else None
+        return origin
+
+    def _moves(self, node: Node, members: set[Node]) -> bool:
+        """Whether the entries of a value are those of its operand, moved: viewed, picked by fixed places, joined."""
+        if node.op_name in _REARRANGING:
+            return True
+        others = [item for item in node.inputs() if item not in members]
+        if node.op_name in _JOINED:
+            return not others
+        if node.op_name in _PICKING:
+            fixed = all(item.provenance is not Provenance.POSITION for item in others)
+            return fixed and any(item.shape == node.shape for item in node.inputs() if item in members)
+        return self.swaps(node)
 
     def _has_sequence(self, node: Node) -> bool:
         return any(size in self.trace.lengths.sequence for size in node.shape[:-1])
@@ -230,6 +256,23 @@ def is_for_whole_heads(site: Site, moving: set[int]) -> bool:
         and channels not in moving
         and all(node.shape and node.shape[-1] == 1 for node in site.position)
     )
+
+
+def _before_shuffles(chain: list[Node], whole: list[Node]) -> list[Node]:
+    """Of values that hold whole heads, nearest first: the nearest before all that reorders channels, then the nearest.
+
+    Channels may be in another order where something between two of them is no view of whole heads. Pieces of what is
+    split keep theirs.
+    """
+    if not whole:
+        return []
+    found = whole[0]
+    for nearer, farther in itertools.pairwise(whole):
+        between = [node for node in chain[chain.index(nearer) : chain.index(farther)] if node is not nearer]
+        orders = nearer.op_name not in _REARRANGING or any(node not in whole for node in between)
+        if orders and all(node.op_name not in _SPLITTING for node in between):
+            found = farther
+    return list(dict.fromkeys((found, whole[0])))
 
 
 def feature_width(operand: Node, sequence: set[int]) -> int:

@@ -220,6 +220,56 @@ def neighbours_stacked(m, x):
     return attend(turn_pairs(q, a.cos(), a.sin()), turn_pairs(k, a.cos(), a.sin()), v)
 
 
+def reordered(
+    m: Model, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Halves are turned of channels that were put in the order ``there`` before, and come ``back`` after it."""
+    a = angles(x.shape[1]).repeat(1, 2)
+    q, k, v = (bhnd(p(x)) for p in (m.q, m.k, m.v))
+    return attend(*(back(turn_half(there(t), a.cos(), a.sin())) for t in (q, k)), v)
+
+
+EVENS_FIRST = torch.cat((torch.arange(0, HEAD, 2), torch.arange(1, HEAD, 2)))
+
+
+@style("interleaved")
+def reordered_by_index(m, x):
+    return reordered(m, x, lambda t: t[..., EVENS_FIRST], lambda t: t[..., EVENS_FIRST.argsort()])
+
+
+@style("interleaved")
+def reordered_by_views(m, x):
+    return reordered(
+        m,
+        x,
+        lambda t: t.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2),
+        lambda t: t.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2),
+    )
+
+
+@style("interleaved")
+def reordered_by_slices_and_not_back(m, x):
+    return reordered(m, x, lambda t: torch.cat((t[..., ::2], t[..., 1::2]), -1), lambda t: t)
+
+
+@style("interleaved")
+def reordered_by_a_matrix(m, x):
+    p = torch.eye(HEAD)[EVENS_FIRST]
+    return reordered(m, x, lambda t: t @ p.T, lambda t: t @ p)
+
+
+@style("half")
+def neighbours_of_reordered_channels(m, x):
+    a = angles(x.shape[1])
+    order = EVENS_FIRST.argsort()
+    q, k, v = (bhnd(p(x)) for p in (m.q, m.k, m.v))
+    turned = (
+        turn_pairs(t.index_select(-1, order), a.cos(), a.sin()).index_select(-1, order.argsort())
+        for t in (q, k)
+    )
+    return attend(*turned, v)
+
+
 @style("interleaved")
 def neighbours_by_repeated_tables(m, x):
     a = angles(x.shape[1]).repeat_interleave(2, -1)

@@ -15,8 +15,9 @@ to 250, or text turns to gibberish after a few words.
 ## What is checked
 
 The slice of the program between "q before" and "q at the attention" is replayed on random vectors; the two channels
-that turn by one angle are a pair. A pairing swapped on both q and k leaves ``R(m)' R(n)`` a function of n - m, so that
-no equation tells right from wrong: a convention or a reference must.
+that turn by one angle are a pair. Channels that are put in another order before the turn are followed back to where
+the projection left them, since that is where the weights meet them. A pairing swapped on both q and k leaves
+``R(m)' R(n)`` a function of n - m, so that no equation tells right from wrong: a convention or a reference must.
 
 Where both models have their numbers and B's q and k rows are A's in the order of the other pairing (row i at 2i, row
 i + r/2 at 2i + 1 within each head), the scores are equal and nothing is said.
