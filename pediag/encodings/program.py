@@ -295,13 +295,18 @@ def lookup(value: Node | Term, lengths: Lengths | None = None, *, computed: bool
     try:
         lengths = lengths or _seen_lengths(term.root)
         ones = term.value(evaluator, {source: torch.ones((), dtype=torch.float64).expand(source.shape)})
+        found: list[Lookup] = []
         for axis in _row_axes(source, lengths):
             numbered = term.value(evaluator, {source: ramp(source.shape, axis)})
-            found = _rows(numbered, ones, lengths)
-            if found is not None:
-                picked, tokens = found
+            read = _rows(numbered, ones, lengths)
+            if read is not None:
+                picked, tokens = read
                 rows = source.shape[axis]
-                return Lookup(table, source, index, axis, int(picked[0]), rows, by, tokens, picked)
+                found.append(Lookup(table, source, index, axis, int(picked[0]), rows, by, tokens, picked))
+                if len(np.unique(picked)) == len(picked):
+                    return found[-1]
+        # Tokens that share a row by each of two axes are told by a row and a column together.
+        return found[0] if len(found) == 1 else None
     except Unavailable:
         return None
     return None

@@ -108,10 +108,12 @@ class Wave:
         """Whole turns put back into fast pairs, each predicted from the two slower ones next to it."""
         result: FloatArray = slopes.copy()
         turn = 2 * np.pi / step
-        for i in range(slopes.size - 3, -1, -1):
-            slow, slower = result[i + 1], result[i + 2]
-            if slow * slower > 0 and abs(slow) > abs(slower) and abs(slow * slow / slower) * step > np.pi / 2:
-                result[i] += turn * np.round((slow * slow / slower - slopes[i]) / turn)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no wave grows without end
+            for i in range(slopes.size - 3, -1, -1):
+                slow, slower = result[i + 1], result[i + 2]
+                foretold = slow * slow / slower if slow * slower > 0 else 0.0
+                if abs(slow) > abs(slower) and abs(foretold) * step > np.pi / 2:
+                    result[i] += turn * np.round((foretold - slopes[i]) / turn)
         return result
 
     def _from_slow(self) -> FloatArray:

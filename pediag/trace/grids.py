@@ -37,7 +37,7 @@ def grids(trace: Trace, model: nn.Module, places: set[int]) -> frozenset[Grid]:
     found: set[Grid] = set()
     for content, table in _sums(trace):
         axes = [axis for axis, size in enumerate(table.shape) if size > 1]
-        if not is_map(table.shape):
+        if not is_map(table.shape, trace.sizes.batch):
             continue
         behind = [axis - len(table.shape) for axis in axes]
         sizes = tuple(table.shape[axis] for axis in axes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from pediag.trace.graph import Node, Provenance, nodes_in
+from pediag.trace.graph import Node, Provenance, nodes_in, op_name
 
 if TYPE_CHECKING:
     from pediag.trace.session import Trace
@@ -91,10 +92,12 @@ def _sampled(trace: Trace) -> Iterator[int]:
 def _with_rows(trace: Trace, places: set[int]) -> Iterator[int]:
     """Places that a table with a row each turns or is added to, though attention runs along another number of them.
 
-    They lack a few at one end (a class token, registers), or are attended to in windows of one size.
+    They lack a few at one end (a class token, registers), or are attended to in windows of one size, or several rows of
+    them (chunks of sound, tiles of an image) are attended to one after the other.
     """
     for node in trace.graph.nodes:
-        if node.op_name not in ("mul", "add") or node.provenance is not Provenance.CONTENT:
+        name = op_name(node.args[0]) if node.op == "mutate" else node.op_name
+        if name not in ("mul", "add") or node.provenance is not Provenance.CONTENT:
             continue
         content = _contents(node)
         for table in (item for item in node.inputs() if item.provenance is not Provenance.CONTENT):
@@ -102,8 +105,13 @@ def _with_rows(trace: Trace, places: set[int]) -> Iterator[int]:
             size = table.shape[axis] if axis >= 0 else 0
             behind = axis - len(table.shape)
             near = any(0 < whole - size <= _PREFIX for whole in places)
-            near |= node.op_name == "add" and any(_is_of_windows(size, window) for window in places)
-            near &= size > 2 and table.shape[-1] > 1 and not (node.op_name == "add" and is_map(table.shape))
+            near |= name == "add" and any(_is_of_windows(size, window) for window in places)
+            near |= name == "add" and any(_in_pieces(x.shape, behind, places) for x in content)
+            near &= (
+                size > 2
+                and table.shape[-1] > 1
+                and not (node.op_name == "add" and is_map(table.shape, trace.sizes.batch))
+            )
             if near and any(len(x.shape) >= -behind and x.shape[behind] == size for x in content):
                 yield size
 
@@ -115,10 +123,25 @@ def _is_of_windows(size: int, window: int) -> bool:
     return any((size - kept) % (window - kept) == 0 for kept in range(_KEPT + 1))
 
 
-def is_map(shape: tuple[int, ...]) -> bool:
+def is_map(shape: tuple[int, ...], batch: int) -> bool:
     """Whether a table has features by two axes beside each other, as rows and columns of a map are."""
     axes = [axis for axis, size in enumerate(shape) if size > 1]
-    return len(axes) == 3 and axes[2] - axes[0] == 2
+    return len(axes) == 3 and axes[2] - axes[0] == 2 and shape[axes[0]] != batch
+
+
+def _in_pieces(shape: tuple[int, ...], behind: int, places: set[int]) -> bool:
+    """Whether the rows along axis ``behind`` are as many as each of the pieces has that some places fall into.
+
+    A piece may have a few places beside them. The pieces lie along the axis before, or along all before.
+    """
+    rows = shape[behind] if len(shape) >= -behind else 0
+    before = shape[:behind]
+    counts = {before[-1], math.prod(before)} if before else set()
+    return rows >= _LEAST_WINDOW and any(
+        pieces > 1 and whole % pieces == 0 and 0 <= whole // pieces - rows <= _PREFIX
+        for pieces in counts
+        for whole in places
+    )
 
 
 def row_axis(shape: tuple[int, ...]) -> int:
