@@ -52,6 +52,20 @@ def groups(table: Rows, rows: range, tolerance: float) -> Ints:
     return np.where(sound, first, np.where(norms == 0, ZEROS, BROKEN)).astype(np.int64)
 
 
+def pattern(of: Ints, sound: NDArray[np.bool_]) -> tuple[str, int]:
+    """("tiled", period) or ("blocks", width) where ``sound`` rows repeat throughout in one way; else nothing."""
+    count = len(of)
+    place = np.arange(count)
+    start = int(np.flatnonzero(of != place)[0])
+    period = start - int(of[start])
+    if np.array_equal(of[sound], (place % period)[sound]):
+        return "tiled", period
+    width = int(np.flatnonzero(of != of[0])[0])
+    if width > 1 and np.array_equal(of[sound], (place // width * width)[sound]):
+        return "blocks", width
+    return "", 0
+
+
 def _root(first: Ints, index: int) -> int:
     while first[index] != index:
         index = int(first[index])

@@ -29,6 +29,10 @@ encodings of a part of a model together give two tokens the same ids it is an er
 throughout with one period. Ids that each stand a number of times side by side are meant (an id a step, a row of a
 grid), and so is one id for all (PE305). Silent where any encoding knows distances.
 
+Of a grid that is told by rows and columns side by side, sums or angles, it is an error where one axis stands for both:
+every channel that tells places apart has a twin, all places along the other axis have one position, and no other
+encoding tells them apart.
+
 ## Known limits
 
 - A table whose rows are all equal is one that was filled with a constant and not trained yet.
@@ -57,8 +61,9 @@ import numpy as np
 
 from pediag.rules.finding import Evidence, Finding, Fix, Severity, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
-from pediag.rules.state import _alike, _computed, _rows
+from pediag.rules.state import _alike, _computed, _one_axis, _rows
 from pediag.rules.state._computed import Shared
+from pediag.rules.state._one_axis import OneAxis
 from pediag.rules.state._rows import Rows
 
 if TYPE_CHECKING:
@@ -102,7 +107,11 @@ class Repeats:
 )
 def check(facets: Facets) -> Iterator[Finding]:
     """One finding for each table, and for each line that gives several tokens one id."""
-    computed = [_of_ids(facets, item) for item in _computed.shared(facets) if _pattern_of(item) != "blocks"]
+    grids = list(_one_axis.found(facets))
+    computed = [_of_grid(facets, item) for item in grids]
+    for shared in _computed.shared(facets):
+        if _pattern_of(shared) != "blocks" and all(shared.encoding is not item.encoding for item in grids):
+            computed.append(_of_ids(facets, shared))
     yield from computed
     try:
         tables = _rows.tables(facets)
@@ -137,7 +146,7 @@ def _repeats(facets: Facets, table: Rows) -> Repeats | None:
     reserved = (of[start:] >= 0) & (of[start:] < start)
     if zeros.any():
         reserved |= of[start:] == _alike.ZEROS
-    pattern, period = _pattern(own, of[start:] >= 0)
+    pattern, period = _alike.pattern(own, of[start:] >= 0)
     return Repeats(used, own, pattern, period, int(reserved.sum()))
 
 
@@ -161,20 +170,6 @@ def _served(facets: Facets, table: Rows, stop: int) -> Rows:
 def _tolerance(dtype: str) -> float:
     unit = UNIT.get(dtype, 2.0**-24)
     return unit if dtype in HALVES else ROUNDINGS * unit
-
-
-def _pattern(of: Ints, sound: NDArray[np.bool_]) -> tuple[str, int]:
-    """("tiled", period) or ("blocks", width) where ``sound`` rows repeat throughout in one way; else nothing."""
-    count = len(of)
-    place = np.arange(count)
-    start = int(np.flatnonzero(of != place)[0])
-    period = start - int(of[start])
-    if np.array_equal(of[sound], (place % period)[sound]):
-        return "tiled", period
-    width = int(np.flatnonzero(of != of[0])[0])
-    if width > 1 and np.array_equal(of[sound], (place // width * width)[sound]):
-        return "blocks", width
-    return "", 0
 
 
 def _told_apart(facets: Facets, table: Rows, found: Sequence[tuple[Rows, Repeats | None]]) -> bool:
@@ -204,7 +199,7 @@ def _together(one: Rows, other: Rows) -> bool:
 
 
 def _pattern_of(item: Shared) -> str:
-    return _pattern(item.of, np.ones(len(item.of), dtype=bool))[0]
+    return _alike.pattern(item.of, np.ones(len(item.of), dtype=bool))[0]
 
 
 # -- what is said -------------------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ def _of_ids(facets: Facets, item: Shared) -> Finding:
     later = np.flatnonzero(item.of != np.arange(len(item.of)))
     second = int(later[0])
     first, count = int(item.of[second]), len(item.of)
-    pattern, period = _pattern(item.of, np.ones(count, dtype=bool))
+    pattern, period = _alike.pattern(item.of, np.ones(count, dtype=bool))
     node, encoding = item.node, item.encoding
     again = f": they start anew every {period:,} tokens" if pattern == "tiled" else ""
     frame = node.frame
@@ -260,6 +255,31 @@ def _of_ids(facets: Facets, item: Shared) -> Finding:
             "Let positions count up to the end of the text, and refuse a text that is longer than the model takes."
         ),
         severity="warning" if pattern == "tiled" else None,
+        scheme=encoding.scheme,
+    )
+
+
+def _of_grid(facets: Facets, item: OneAxis) -> Finding:
+    encoding, frame, count = item.encoding, item.frame, len(item.of)
+    left = len(np.unique(item.of))
+    along = f"the {item.period:,} side by side" if item.kind == "blocks" else f"every {item.period:,}th place"
+    return Finding(
+        message=(
+            f"All channels of {encoding.id} go by one axis of the grid, each twice: {count:,} places have {left:,} "
+            f"positions, {along} the same."
+        ),
+        effect=f"Nothing tells apart the places along the other axis, {count // left:,} of them: the image has no "
+        f"{'columns' if item.kind == 'blocks' else 'rows'} for the model.",
+        where=Where(
+            encoding.modules[0] if encoding.modules else "",
+            encoding.id,
+            frame.file if frame is not None else encoding.source_file,
+            frame.line if frame is not None else encoding.source_line,
+        ),
+        evidence=Evidence(count - left, 0, None, "places", facets.seq_len),
+        fix=Fix(
+            "Make one half of the channels of the rows and the other of the columns; the same axis stands for both."
+        ),
         scheme=encoding.scheme,
     )
 
