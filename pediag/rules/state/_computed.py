@@ -68,10 +68,11 @@ def shared(facets: Facets) -> Iterator[Shared]:
 
 
 def _telling(encoding: Encoding) -> list[Site]:
-    """The sites whose ids together tell tokens apart: every sum, and of turns the first in each part of a model."""
+    """The sites whose ids together tell tokens apart: every sum, and of turns those of the first layer in each part."""
     if encoding.scheme != "rotary":
         return encoding.sites
-    return list({_part(site.module): site for site in reversed(encoding.sites)}.values())
+    first = {_part(site.module): site.module for site in reversed(encoding.sites)}
+    return [site for site in encoding.sites if first[_part(site.module)] == site.module]
 
 
 def _elsewhere(facets: Facets, trace: Trace, encoding: Encoding, node: Node, ids: Ints) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from tests.rules._fixtures import load, marked_lines
 from tests.rules.state._files import TABLE, State, changed, findings
@@ -52,6 +53,41 @@ def test_cosines_and_sines_of_positions_in_half() -> None:
     (finding,) = findings(model, "PE210", 512)
     assert finding.evidence.measured == 512 - len(set(place[:512].tolist()))
     assert not findings(module.healthy_tables(), "PE210", 1024)
+
+
+class TwoPlaces(nn.Module):
+    """GLM's rotation: half of a head by the place in the text, half by that in what is generated (``told``) or nothing.
+
+    The last token shares the place of the one before it.
+    """
+
+    def __init__(self, told: bool) -> None:
+        super().__init__()
+        self.told = told
+        self.embed, self.qkv = nn.Embedding(61, 32), nn.Linear(32, 96)
+        self.register_buffer("w", 1e4 ** (-torch.arange(0, 8, 2) / 8), persistent=False)
+
+    def turned(self, x: Tensor, place: Tensor) -> Tensor:
+        angle = (place[:, None] * self.w).repeat(1, 2)
+        return x * angle.cos() + torch.cat((-x[..., 4:], x[..., :4]), -1) * angle.sin()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, 16)).transpose(1, 2) for part in self.qkv(self.embed(ids)).chunk(3, -1)
+        )
+        place = torch.arange(ids.shape[1], device=ids.device).clamp(max=ids.shape[1] - 2)
+        block = (torch.arange(ids.shape[1], device=ids.device) == ids.shape[1] - 1).long()
+        first, second = (tuple(part.split(8, -1)) for part in (q, k))
+        q, k = (
+            torch.cat((self.turned(a, place), self.turned(b, block if self.told else place)), -1)
+            for a, b in (first, second)
+        )
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_places_in_the_text_and_in_a_block_tell_tokens_apart_together() -> None:
+    codes = [[f.code for f in findings(TwoPlaces(told).eval(), "PE210", 96)] for told in (True, False)]
+    assert codes == [[], ["PE210"]]
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
