@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
     from pediag.encodings.maps import Map, Side
 
+    Floats = NDArray[np.float64]
+
 MIXED = 1e-3
 """Share of a channel from which on it counts as mixed into another."""
 
@@ -124,6 +126,11 @@ def _fix(side: Side) -> str:
     turning = _turning(side.map)
     if alike and pairing:
         return f"One sign is missing{at}: of each pair (a, b) one part is a cos - b sin, the other b cos + a sin."
+    if pairing and (amplitudes := _amplitudes(side.map, pairing)):
+        return (
+            f"Cosines are multiplied by {amplitudes[0]:.4g} and sines by {amplitudes[1]:.4g}{at}: give both the same "
+            "factor."
+        )
     if pairing and _only_scaled(side.map, pairing):
         return (
             f"Each pair turns evenly and is also scaled by its place{at}: leave the scale out, or divide keys by what "
@@ -156,18 +163,30 @@ def _turning(read: Map) -> NDArray[np.int64]:
     return np.flatnonzero(apart.max(0) > MIXED)
 
 
+def _entries(read: Map, pairing: str) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    """(P, d/2) entries of each pair that hold cosines, and those that hold sines, for each pair of channels."""
+    moving = _turning(read)
+    first, second = moving.reshape(2, -1) if pairing == "half" else moving.reshape(-1, 2).T
+    maps = read.maps
+    return (maps[:, first, first], maps[:, second, second]), (maps[:, first, second], -maps[:, second, first])
+
+
 def _only_scaled(read: Map, pairing: str) -> bool:
     """Whether each pair is mapped to a multiple of a turn of itself at every place."""
-    moving = _turning(read)
-    pairs = moving.reshape(2, -1) if pairing == "half" else moving.reshape(-1, 2).T
-    first, second = pairs
-    turns = read.maps[:, first, first], read.maps[:, second, second]
-    across = read.maps[:, first, second], read.maps[:, second, first]
     size = float(np.abs(read.maps).max())
-    return bool(
-        np.allclose(turns[0], turns[1], rtol=0, atol=MIXED * size)
-        and np.allclose(across[0], -across[1], rtol=0, atol=MIXED * size)
-    )
+    return all(np.allclose(*both, rtol=0, atol=MIXED * size) for both in _entries(read, pairing))
+
+
+def _amplitudes(read: Map, pairing: str) -> tuple[float, float] | None:
+    """(that of cosines, that of sines) where these are constant and the only fault; else None."""
+    if not _only_scaled(read, pairing):
+        return None
+    (cos, _), (sin, _) = _entries(read, pairing)
+    squares = np.stack((cos.ravel() ** 2, sin.ravel() ** 2), -1)
+    inverse, *_ = np.linalg.lstsq(squares, np.ones(len(squares)), rcond=None)
+    if (inverse <= 0).any() or np.abs(squares @ inverse - 1).max() > MIXED:
+        return None
+    return float(inverse[0] ** -0.5), float(inverse[1] ** -0.5)
 
 
 def partners(read: Map) -> tuple[str, bool]:

@@ -122,6 +122,17 @@ def grown_alike(layer, q, k, v):
     return halves(q, angles(q)) * scale, halves(k, angles(k)) * scale, v
 
 
+def a_factor_on_cosines_alone(layer, q, k, v):
+    """YaRN's attention factor on one of the two tables."""
+    f = angles(q).repeat(1, 2)
+    return half_turned(q, f.cos() * 1.25, f.sin()), half_turned(k, f.cos() * 1.25, f.sin()), v
+
+
+def test_the_fix_of_unequal_factors():
+    (finding,) = findings(Attending(a_factor_on_cosines_alone).eval(), CODE, 128)
+    assert "Cosines are multiplied by 1.25 and sines by 1 " in finding.fix.summary
+
+
 def over_a_part_of_longer_tables(layer, q, k, v):
     """The first 8 of 16 channels, with the first 8 columns of a table for 16."""
     f = torch.cat((angles(q), angles(q)), -1)[:, :8]
