@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pediag.encodings.additive import attach, encodings_of
+from pediag.encodings.fourier import fourier
 from pediag.encodings.model import Encoding, Learned, Sinusoidal, Unrecognised
 from pediag.encodings.points import points
 from pediag.encodings.program import SLICES, call, carrier, is_stored
@@ -59,6 +60,8 @@ class _Reader:
 
     def _made_of(self, node: Node, sites: list[Site]) -> list[Encoding]:
         kinds = {site.kind for site in sites}
+        if kinds == {"additive"} and (features := fourier(node)) is not None:
+            return [features]
         if kinds == {"additive"} and (levels := self._levels(node)):
             return levels
         if kinds == {"rotary"} and (scaled := self._scaled(node, sites)):

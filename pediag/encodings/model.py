@@ -233,6 +233,16 @@ class PositionIds(Encoding):
 
 
 @dataclass(slots=True, kw_only=True)
+class Fourier(Encoding):
+    """Sines and cosines of coordinates that a stored matrix mixes, random or trained (Tancik et al. 2020)."""
+
+    scheme: ClassVar[str] = "fourier"
+
+    coordinates: int
+    width: int
+
+
+@dataclass(slots=True, kw_only=True)
 class Points(Encoding):
     """Where each place is, in ``numbers`` numbers, added to as many that content predicts: anchors of boxes, the points
     that deformable attention looks around.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pediag.encodings import Learned, Points, Sinusoidal, Unrecognised, encodes_position, recognise
+from pediag.encodings import Fourier, Learned, Points, Sinusoidal, Unrecognised, encodes_position, recognise
 from tests.trace._sessions import trace
 
 D, SIDE, QUERIES = 64, 7, 23
@@ -226,3 +226,46 @@ def test_sines_of_several_maps_are_sines_and_the_points_are_coordinates() -> Non
 
 def test_numbers_as_wide_as_a_head_are_no_mere_coordinates() -> None:
     assert Points not in {type(item) for item in found(Narrow())}
+
+
+# -- Fourier features -----------------------------------------------------------------------------------------
+
+
+class Waves(Sees):
+    """Sines and cosines of the rows and columns, mixed by a stored matrix (Tancik et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mixing", torch.randn(2, D // 2))
+
+    def decode(self, x: Tensor) -> Tensor:
+        line = (torch.arange(float(SIDE)) + 0.5) / SIDE
+        places = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)
+        angles = 2 * torch.pi * ((2 * places - 1) @ self.mixing)
+        return self.whole(x + self.made(angles).flatten(0, 1))
+
+    def made(self, angles: Tensor) -> Tensor:
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+class Alternating(Waves):
+    def made(self, angles: Tensor) -> Tensor:
+        return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
+
+
+class Unlike(Waves):
+    """A mistake: the sines are of other angles than the cosines."""
+
+    def made(self, angles: Tensor) -> Tensor:
+        return torch.cat([angles.sin(), (angles * angles).cos()], -1)
+
+
+@pytest.mark.parametrize("kind", [Waves, Alternating])
+def test_sines_of_mixed_coordinates_are_fourier_features(kind: type[Waves]) -> None:
+    (encoding,) = found(kind())
+    assert isinstance(encoding, Fourier)
+    assert encoding.parameters == {"coordinates": 2, "width": D}
+
+
+def test_sines_of_other_angles_than_the_cosines_are_none() -> None:
+    assert [type(item) for item in found(Unlike())] == [Unrecognised]
