@@ -163,26 +163,31 @@ def _from_example(example: Callable[[int], Any], sizes: Sizes, names: Sequence[s
         ) from error
     if isinstance(made, Mapping):
         owned = [_own_named(name, item) for name, item in made.items()]
-        return Candidate([], dict(zip(made, _without_places(owned), strict=True)), True)
+        return Candidate([], dict(zip(made, _among_others(owned), strict=True)), True)
     items = made if isinstance(made, (tuple, list)) else (made,)
     named = itertools.zip_longest(names[: len(items)], items, fillvalue="")
-    return Candidate(_without_places([_own_named(name, item) for name, item in named]), {}, True)
+    return Candidate(_among_others([_own_named(name, item) for name, item in named]), {}, True)
 
 
-def _without_places(items: list[Any]) -> list[Any]:
-    """The arguments; coordinates that are all zero, beside others of as many axes, are positions too."""
-    tensors = [item.value if isinstance(item, Input) and not item.literal else None for item in items]
-    axes = {value.shape[-1] for value in tensors if value is not None and _is_grid(value)}
-    return [
-        replace(item, role="positions")
-        if value is not None
-        and value.dim() >= 2
-        and value.shape[-1] in axes
-        and value.is_floating_point()
-        and not value.any()
-        else item
-        for item, value in zip(items, tensors, strict=True)
-    ]
+def _among_others(items: list[Any]) -> list[Any]:
+    """The arguments, with those as positions that are such by what stands beside them.
+
+    Coordinates that are all zero beside others of as many axes; 0, 1, 2, ... in every row beside vectors.
+    """
+    tensors = [item for item in items if isinstance(item, Input) and not item.literal]
+    axes = {item.value.shape[-1] for item in tensors if _is_grid(item.value)}
+    vectors = any(
+        item.role == "content" and item.dtype.is_floating_point and item.value.dim() > 2 for item in tensors
+    )
+
+    def counted(value: torch.Tensor) -> bool:
+        origin = (
+            value.is_floating_point() and value.dim() >= 2 and value.shape[-1] in axes and not value.any()
+        )
+        return origin or (vectors and _is_range(value))
+
+    places = {id(item) for item in tensors if counted(item.value)}
+    return [replace(item, role="positions") if id(item) in places else item for item in items]
 
 
 def _own_named(name: str, item: Any) -> Any:
@@ -213,6 +218,13 @@ def _role_by_value(tensor: torch.Tensor) -> Role:
     if tensor.dim() == 2 and tensor.is_floating_point() and tensor.shape[-1] > 2:
         return "positions" if bool((tensor.diff(dim=-1) > 0).all()) else "content"
     return "mask" if tensor.dim() >= 2 and tensor.numel() > 1 and bool((tensor == 1).all()) else "content"
+
+
+def _is_range(tensor: torch.Tensor) -> bool:
+    """Whether every row holds the whole numbers 0, 1, 2, ..."""
+    if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() not in (1, 2) or tensor.shape[-1] < 3:
+        return False
+    return bool((tensor.cpu() == torch.arange(tensor.shape[-1])).all())
 
 
 def _is_grid(tensor: torch.Tensor) -> bool:

@@ -312,6 +312,29 @@ def test_coordinates_of_a_grid_are_positions(column: int, kind: str) -> None:
     assert [node.provenance.name for node in places] == [kind]
 
 
+class Steps(nn.Module):
+    """States, one a step, and the numbers of their steps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.states, self.steps = nn.Linear(width, D) if width else nn.Embedding(400, D), nn.Embedding(400, D)
+
+    def forward(self, states: Tensor, steps: Tensor) -> Tensor:
+        return self.states(states) + self.steps(steps)
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_count_of_steps_beside_vectors_is_positions(vectors: bool, counted: bool) -> None:
+    def example(n: int) -> tuple[Tensor, Tensor]:
+        steps = torch.arange(n).expand(2, n)
+        return torch.rand(2, n, 3) if vectors else torch.ones(2, n).long(), steps if counted else steps // 2
+
+    made = trace(Steps(3 if vectors else 0), example=example)
+    places = [node.args[1].provenance.name for node in made.graph.nodes if node.op_name == "embedding"]
+    assert places[-1] == ("POSITION" if vectors and counted else "CONTENT")
+
+
 class Placed(nn.Module):
     """Adds a function of the positions that it is given."""
 
