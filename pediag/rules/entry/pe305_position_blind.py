@@ -34,7 +34,8 @@ Attention over a fixed number of patches or channels is not judged, since a tabl
 from other weights.
 
 A module that takes vectors may be given positions in them, and a model of sets is meant to be blind: hence
-the warning. Mark inputs that hold positions with ``pediag.positions`` in ``example_inputs``.
+the warning, and the note where each token is given a vector beside its id. Mark inputs that hold positions with
+``pediag.positions`` in ``example_inputs``.
 
 ## Fix
 
@@ -188,6 +189,7 @@ def _cuts(trace: Trace, node: Node) -> bool:
 def _finding(facets: Facets, trace: Trace, along: list[Attention]) -> Finding:
     masked = any(item.causal for item in along) or any(item.scheme == "mask" for item in facets.encodings)
     open_inputs = not masked and _open(trace)
+    beside = open_inputs and _vectors_beside_tokens(trace)
     lost = _lost(facets, trace)
     unused = lost.node if lost else _unused(trace)
     first = along[0]
@@ -196,8 +198,8 @@ def _finding(facets: Facets, trace: Trace, along: list[Attention]) -> Finding:
         effect=_effect(facets.seq_len, masked),
         where=lost.where if lost else place(*((unused or first).module, (unused or first).frame)),
         evidence=Evidence(0, 1, None, "sites", facets.seq_len),
-        fix=Fix(lost.advice) if lost else _fix(unused, masked),
-        severity="error" if lost else "note" if masked else "warning" if open_inputs else "error",
+        fix=Fix(lost.advice) if lost else _fix(unused, masked, open_inputs),
+        severity="error" if lost else "note" if masked or beside else "warning" if open_inputs else "error",
     )
 
 
@@ -211,7 +213,7 @@ def _lost(facets: Facets, trace: Trace) -> Lost | None:
         )
         return Lost(table, told, place(table.module, table.frame), advice)
     for node in dropped(trace):
-        return Lost(node, _told(node), place(node.module, node.frame), _fix(node, False).summary)
+        return Lost(node, _told(node), place(node.module, node.frame), _fix(node, False, False).summary)
     ran = {node.module for node in trace.graph.nodes}
     for name, node in unread(facets):
         if len(node.shape) < 2 and name.rpartition(".")[0] in ran:
@@ -233,6 +235,14 @@ def _open(trace: Trace) -> bool:
     """Whether positions may come in from outside: the content is more than one input of token ids."""
     leaves = [node for node in trace.graph.nodes if node.op == "leaf" and node.provenance.name == "CONTENT"]
     return len(leaves) != 1 or leaves[0].dtype.is_floating_point
+
+
+def _vectors_beside_tokens(trace: Trace) -> bool:
+    """Whether each token has a real-valued vector given beside its id, such as eigenvectors of a graph."""
+    leaves = [node for node in trace.graph.nodes if node.op == "leaf" and node.provenance.name == "CONTENT"]
+    ids = any(not node.dtype.is_floating_point for node in leaves)
+    tokens = trace.lengths.sequence
+    return ids and any(node.dtype.is_floating_point and set(node.shape[1:-1]) & tokens for node in leaves)
 
 
 def _unused(trace: Trace) -> Node | None:
@@ -293,7 +303,7 @@ def _effect(seq_len: int, masked: bool) -> str:
     )
 
 
-def _fix(unused: Node | None, masked: bool) -> Fix:
+def _fix(unused: Node | None, masked: bool, open_inputs: bool) -> Fix:
     if unused is not None:
         return Fix(
             f"Use what {line_of(unused.frame)} computes: add it to the token embeddings (not times zero), or "
@@ -301,4 +311,9 @@ def _fix(unused: Node | None, masked: bool) -> Fix:
         )
     if masked:
         return Fix("None if a decoder without positions is meant; else rotate q and k by position.")
+    if open_inputs:
+        return Fix(
+            "None if the tokens are a set. If an input holds positions, mark it with pediag.positions in example_inputs; "
+            "else add positions to the tokens, rotate q and k by position, or add a bias to the scores."
+        )
     return Fix("Add positions to the tokens, rotate q and k by position, or add a bias to the scores.")

@@ -146,6 +146,25 @@ def test_positions_may_be_in_vectors_that_come_in(specs):
     assert "unless the inputs hold them" in finding.message
 
 
+def test_vectors_beside_ids_may_hold_places_and_are_a_note():
+    """A graph: kinds of atoms, and for each eigenvectors of the Laplacian."""
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.atoms, self.vectors = nn.Embedding(28, 64), nn.Linear(8, 64)
+            self.mix = nn.MultiheadAttention(64, 4, batch_first=True)
+
+        def forward(self, atoms, vectors):
+            x = self.atoms(atoms) + self.vectors(vectors)
+            return self.mix(x, x, x, need_weights=False)[0]
+
+    specs = ["atoms=int64[B,N]", "vectors=float32[B,N,8]"]
+    (finding,) = findings(Graph().eval(), CODE, 128, inputs=specs)
+    assert finding.severity == "note"
+    assert "pediag.positions" in finding.fix.summary
+
+
 def test_a_mask_that_attention_replaces_by_its_own_is_no_unused_position():
     (finding,) = findings(load("no_position_causal", "healthy").model(), CODE, 64)
     assert finding.severity == "note"
