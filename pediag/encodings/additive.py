@@ -17,6 +17,8 @@ from pediag.encodings.program import (
     Lookup,
     Term,
     arranged,
+    call,
+    carrier,
     frequency_factor,
     is_stored,
     leaf_names,
@@ -120,10 +122,22 @@ def chooses(site: Site) -> bool:
     """Whether positions only choose which tokens or keys something is done to: where a text starts, what is hidden."""
     if counts(site):
         return True
+    if site.op == "mul" and all(_is_cast_choice(node) for node in site.position):
+        return True
     if not all(node.dtype is torch.bool for node in site.position):
         return False
     whole = all(node.shape[-1:] in ((), (1,)) for node in site.position)
     return site.op in _CHOICES or (whole and site.op in _ARITHMETIC)
+
+
+def _is_cast_choice(node: Node) -> bool:
+    """Whether a factor is a comparison as numbers, 0 or 1, with one for all channels of a token."""
+    whole = 1 in node.shape[-2:]
+    current: Node | None = node
+    while current is not None and current.dtype is not torch.bool:
+        name, args, _ = call(current)
+        current = carrier(current) if name not in ("mul", "div") and args else None
+    return whole and current is not None
 
 
 def encodings_of(trace: Trace, node: Node) -> list[Encoding]:

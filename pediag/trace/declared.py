@@ -26,6 +26,8 @@ _FRAMES = 8
 _MELS = 80
 # Patches of a made-up image given as a list of patches, along its sides; both divide by any merging of 2, 3 or 4.
 _GRID = (12, 24)
+# Chunks of made-up sound that is cut into such.
+_CHUNKS = 12
 # Names of one input each; a model takes at most one of a group, and what is of several groups takes one of each.
 _MODALITIES = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values")
 
@@ -115,7 +117,19 @@ def _readings(name: str, config: Any, model: nn.Module) -> Iterator[Input]:
     elif "pixel_values" in name:
         yield from _pixels(config, model)
     else:
+        yield from _first_layer(config, model)
         yield Input()
+
+
+def _first_layer(config: Any, model: nn.Module) -> Iterator[Input]:
+    """What the first layer with weights takes, where that is no table: vectors, or a row of channels."""
+    first = next(
+        (part for part in model.modules() if any(True for _ in part.parameters(recurse=False))), None
+    )
+    if isinstance(first, nn.Linear):
+        yield Input(_FLOAT, ("B", "N", first.in_features))
+    elif isinstance(first, (nn.Conv1d, nn.ConvTranspose1d)):
+        yield Input(_FLOAT, ("B", first.in_channels, "N"))
 
 
 def _ids(length: str, config: Any) -> Iterator[Input]:
@@ -177,7 +191,8 @@ def _channels(config: Any) -> int:
 
 
 def _pixels(config: Any, model: nn.Module) -> Iterator[Input]:
-    """One image, or a clip where the configuration counts frames."""
+    """One image, or a clip where the configuration counts frames; rows of patches where a linear layer takes them."""
+    yield from _in_rows(config, model)
     sides = _sides(config, model)
     image = Input(_FLOAT, ("B", _channels(config), *sides))
     frames = _first(config, ("num_frames", "frames_per_clip"), 0)
@@ -186,6 +201,22 @@ def _pixels(config: Any, model: nn.Module) -> Iterator[Input]:
     yield image
     if not frames:
         yield from (Input(_FLOAT, ("B", several, _channels(config), *sides)) for several in (1, 2))
+
+
+def _in_rows(config: Any, model: nn.Module) -> Iterator[Input]:
+    """Patches as rows of numbers, as many as a table of the width of what is made of them has rows."""
+    patch = _first(config, ("patch_size",), 0)
+    numbers = _channels(config) * patch * patch
+    first = next(
+        (part for part in model.modules() if isinstance(part, (nn.Linear, nn.Conv2d, nn.Conv3d))), None
+    )
+    if not isinstance(first, nn.Linear) or first.in_features != numbers:
+        return
+    kernels = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    for table in model.parameters():
+        if table.dim() >= 2 and table.shape[-1] == first.out_features and id(table) not in kernels:
+            yield Input(_FLOAT, ("B", int(table.shape[-2]), numbers))
+            return
 
 
 def _clip(config: Any, model: nn.Module) -> Iterator[Input]:
@@ -198,6 +229,8 @@ def _packed(config: Any, model: nn.Module, names: list[str], accepted: Any) -> l
     main = names[0]
     if main == "input_ids":
         return []
+    if main == "input_features":
+        return _in_chunks(config, accepted)
     height, width = _GRID
     patch = _first(config, ("patch_size", "spatial_patch_size"), 14)
     channels, deep = _channels(config), _first(config, ("temporal_patch_size",), 1)
@@ -211,6 +244,9 @@ def _packed(config: Any, model: nn.Module, names: list[str], accepted: Any) -> l
         row = tuple((x, y) for y in range(height) for x in range(width))
         where = Input(dims=("B", places, 2), role="positions", row=row)
         return [{main: Input(_FLOAT, ("B", places, numbers)), spots: where}]
+    if "target_sizes" in accepted:
+        fixed = Input(role="positions", value=torch.tensor([[height, width]]))
+        return [{main: Input(_FLOAT, (1, channels, patch, patch * places)), "target_sizes": fixed}]
     if "spatial_shapes" in accepted:
         masks = [name for name in ("pixel_attention_mask", "attention_mask") if name in accepted]
         hidden = {name: Input(torch.bool, ("B", places), "mask") for name in masks[:1]}
@@ -221,9 +257,10 @@ def _packed(config: Any, model: nn.Module, names: list[str], accepted: Any) -> l
         return [{main: Input(_FLOAT, ("B", channels, *sides)), "image_sizes": _rows(*sides)}]
     if "aspect_ratio_ids" in accepted:
         tiles = _first(config, ("max_num_tiles",), 1)
-        image = Input(_FLOAT, ("B", 1, tiles, channels, *_sides(config)))
-        mask = Input(torch.int64, ("B", 1, tiles), "mask")
-        return [{main: image, "aspect_ratio_ids": Input(dims=("B", 1)), "aspect_ratio_mask": mask}]
+        # One image: masks of its many places, one for each text, would be above what is computed.
+        image = Input(_FLOAT, (1, 1, tiles, channels, *_sides(config)))
+        mask = Input(torch.int64, (1, 1, tiles), "mask")
+        return [{main: image, "aspect_ratio_ids": Input(dims=(1, 1)), "aspect_ratio_mask": mask}]
     return []
 
 
@@ -237,6 +274,18 @@ def _rows(*row: int) -> Input:
 
 
 # -- sound ----------------------------------------------------------------------------------------------------
+
+
+def _in_chunks(config: Any, accepted: Any) -> list[dict[str, Input]]:
+    """Sound that is cut into chunks of two windows: of one text with its length beside it, or of all with a mask."""
+    window = _first(config, ("n_window",), 0)
+    if not window:
+        return []
+    frames, mels = 2 * window * _CHUNKS, _first(config, _MEL_KEYS, _MELS)
+    if "feature_lens" in accepted:
+        fixed = Input(role="positions", value=torch.tensor([frames]))
+        return [{"input_features": Input(_FLOAT, (mels, frames)), "feature_lens": fixed}]
+    return [{"input_features": Input(_FLOAT, ("B", mels, frames))}]
 
 
 def _features(config: Any, model: nn.Module) -> Iterator[Input]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from pediag.trace.evaluate import Unavailable, real_numbers
@@ -114,6 +115,8 @@ class Functions(TorchFunctionMode):
         outer = place.host, place.making
         if func in _CONVERSIONS and args and isinstance(args[0], torch.Tensor):
             return self._move(func, args, kwargs)
+        if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
+            args = (self._numbers(args[0]), *args[1:])
         device = kwargs.get("device")
         place.host = device == "cpu" or (device is None and torch.get_default_device().type == "cpu")
         place.making = True
@@ -121,6 +124,13 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             place.host, place.making = outer
+
+    def _numbers(self, item: Any) -> Any:
+        """A list of numbers with those in it that are tensors read as such."""
+        if isinstance(item, (list, tuple)):
+            return [self._numbers(part) for part in item]
+        scalar = isinstance(item, FakeTensor) and item.dim() == 0
+        return self._read(torch.Tensor.item, (item,), {}) if scalar else item
 
     def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A recurrent layer knows order by itself, whatever its kernel is made of."""

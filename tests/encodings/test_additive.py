@@ -449,3 +449,29 @@ def test_tokens_made_of_places_alone_are_read_where_they_join() -> None:
     (encoding,) = found(Streams())
     assert isinstance(encoding, Learned)
     assert (encoding.leaves, encoding.parameters["first_row"]) == (["places.weight"], 1)
+
+
+@pytest.mark.parametrize("way", ["last", "channels first"])
+def test_a_comparison_as_numbers_that_multiplies_tokens_hides_some(way: str) -> None:
+    """Frames behind the end of a text are set to zero, as encoders of sound do by a product."""
+
+    class Hides(Adds):
+        def forward(self, ids: Tensor) -> Tensor:
+            kept = torch.arange(ids.shape[1]) < torch.full((1, 1), ids.shape[1] - 20)
+            x = super().forward(ids)
+            if way == "last":
+                return x * kept.float()[..., None]
+            return (x.transpose(1, 2) * kept.unsqueeze(1).long()).transpose(1, 2)
+
+    (found,) = recognise(trace_of(Hides(lambda module, ids: waves(torch.arange(ids.shape[1]), 32))))
+    assert isinstance(found, Sinusoidal)
+
+
+def test_a_comparison_that_multiplies_each_channel_otherwise_is_a_signal() -> None:
+    class Gates(Adds):
+        def forward(self, ids: Tensor) -> Tensor:
+            m = torch.arange(ids.shape[1])
+            return self.embed(ids) * (m[:, None] > torch.arange(32)).float()
+
+    (found,) = recognise(trace_of(Gates(lambda module, ids: ids)))
+    assert isinstance(found, Unrecognised)

@@ -222,3 +222,99 @@ def test_sizes_may_be_made_of_letters(dims: tuple[str, ...], shape: tuple[int, .
 def test_texts_and_heads_behind_one_another_are_no_length() -> None:
     assert free(61, {12})
     assert not free(61, {12}, batch=5)
+
+
+class InOneStrip(Tower):
+    """All patches of all images side by side, with the rows and columns of each image beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config(image_size=SIDE, patch_size=PATCH, num_channels=3)
+
+    def forward(self, pixel_values: Tensor, target_sizes: Tensor | None = None) -> Tensor:
+        assert target_sizes is not None
+        x = self.patches(pixel_values).flatten(2).transpose(1, 2)
+        ids = [torch.arange(rows * columns) % PATCHES for rows, columns in target_sizes.tolist()]
+        return self.attention(x + self.table(torch.cat(ids)))
+
+
+class InRows(nn.Module):
+    """Patches come as rows of numbers, as many as its table has rows."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config(image_size=SIDE, patch_size=PATCH, num_channels=3)
+        self.table = nn.Parameter(torch.zeros(37, D))
+        self.patches = nn.Linear(3 * PATCH * PATCH, D)
+        self.attention = Attention()
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.attention(self.patches(pixel_values) + self.table)
+
+
+class InChunks(nn.Module):
+    """Sound that is cut into chunks of two windows; positions start again in each, and attention runs over all."""
+
+    main_input_name = "input_features"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config(n_window=11, num_mel_bins=16)
+        self.mix = nn.Linear(16, D)
+        self.table = nn.Parameter(torch.zeros(40, D))
+        self.attention = Attention()
+
+    def chunks(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        x = self.mix(torch.stack(frames.split([22] * (int(lengths.sum()) // 22))))
+        x += self.table[: x.shape[1]]
+        return self.attention(x.flatten(0, 1)[None])
+
+
+class OfOneText(InChunks):
+    def forward(self, input_features: Tensor, feature_lens: Tensor | None = None) -> Tensor:
+        assert feature_lens is not None
+        return self.chunks(input_features.T, feature_lens)
+
+
+class OfAll(InChunks):
+    def forward(self, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
+        frames = input_features.transpose(1, 2).flatten(0, 1)
+        return self.chunks(frames, torch.tensor(list(input_features_mask.sum(-1))))
+
+
+class OfVectors(nn.Module):
+    """Takes vectors under a name of its own."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.first, self.attention = Config(), nn.Linear(10, D), Attention()
+        self.table = nn.Embedding(400, D)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return self.attention(self.first(latents) + self.table(torch.arange(latents.shape[1])))
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"), [(InOneStrip, 288), (InRows, 37), (OfOneText, 22), (OfAll, 22), (OfVectors, 151)]
+)
+def test_inputs_of_other_forms_are_made_up(model: type[nn.Module], rows: int) -> None:
+    trace = session(model()).structural()
+    assert trace.failure is None
+    assert added(trace) == {("", rows)}
+
+
+def test_tiles_of_an_image_with_a_few_places_beside_each() -> None:
+    """Each of 4 tiles has the rows of one table, and is filled up to a multiple of 8 before attention."""
+
+    class Tiles(Tower):
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            x = self.patches(pixel_values.repeat_interleave(4, 0)).flatten(2).transpose(1, 2)
+            x = x.unflatten(0, (-1, 4)) + self.table.weight
+            return self.attention(nn.functional.pad(x, (0, 0, 0, 7)).flatten(1, 2))
+
+    trace = session(Tiles()).structural()
+    assert added(trace) == {("", PATCHES)}

@@ -98,9 +98,19 @@ def check(facets: Facets) -> Iterator[Finding]:
     if facets.seq_len <= max(facets.train_len, stated_twice(facets)):
         return
     for encoding in judged:
-        seen = facets.seq_len if encoding.scheme == "sinusoidal" else distances(facets, encoding)
+        seen = _places(facets, encoding) if encoding.scheme == "sinusoidal" else distances(facets, encoding)
         if seen > facets.train_len:
             yield from _of(facets, encoding, seen, facets.train_len)
+
+
+def _places(facets: Facets, encoding: Encoding) -> int:
+    """How many places in a row ``encoding`` numbers: fewer than the tokens where it starts again in each chunk."""
+    from pediag.trace.beside import of_places
+
+    trace, node = facets.structural, encoding.node
+    if trace is None or node is None or not of_places(node, trace):
+        return facets.seq_len
+    return min(facets.seq_len, max(node.shape[axis] for axis in node.moving))
 
 
 def _of(facets: Facets, encoding: Encoding, seen: int, trained: int) -> Iterator[Finding]:

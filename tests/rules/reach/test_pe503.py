@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pediag
 from tests.rules.reach._reach import PUBLISHED, cases, findings, points_at_the_mark, status, written
 
 STEM = "pe503_beyond_trained_length"
@@ -227,3 +229,27 @@ def test_reports(report: str, tmp_path: Path) -> None:
     )
     assert not findings(written(tmp_path, values), "PE503", seq_len=trained)
     assert not findings(written(tmp_path, values | right), "PE503", seq_len=length)
+
+
+def test_sines_that_start_again_in_each_chunk_run_no_farther_than_a_chunk() -> None:
+    """Encoders of sound number the 13 frames of each chunk and attend to several chunks at once."""
+
+    class Chunked(nn.Module):
+        main_input_name = "input_features"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(max_source_positions=65, num_mel_bins=24)
+            angles = torch.arange(13)[:, None] * 1e4 ** -(torch.arange(0, 32, 2) / 32)
+            self.register_buffer("table", torch.cat((angles.sin(), angles.cos()), 1))
+            self.mix, self.qkv = nn.Linear(24, 32), nn.Linear(32, 96)
+
+        def forward(self, input_features: Tensor) -> Tensor:
+            x = self.mix(input_features.transpose(1, 2)).unflatten(1, (-1, 13)) + self.table
+            q, k, v = self.qkv(x.flatten(1, 2)[:, None]).chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    report = pediag.check(Chunked(), train_len=13)
+    assert report.seq_len == 130
+    assert {item.scheme for item in report.encodings} == {"sinusoidal"}
+    assert not [item for item in report.findings if item.code == "PE503"]
