@@ -8,8 +8,8 @@ from pediag.encodings.program import is_stored
 from pediag.trace.graph import ancestors
 from pediag.trace.session import Trace
 
-MOST = 4
-"""Numbers of a place: a column and a row, and the width and height of a box."""
+MOST = 10
+"""Numbers of a place: its column and row, the width and height of a box, and as many again for corners."""
 
 _WAVES = frozenset(("sin", "cos", "polar"))
 
@@ -17,7 +17,7 @@ _WAVES = frozenset(("sin", "cos", "polar"))
 def points(trace: Trace, encoding: Unrecognised) -> Points | None:
     """The coordinates that an unrecognised sum is; None where it is none, or attention has heads as narrow as they.
 
-    What is counted, with no weight and no sine in it, gives two to four numbers for each place, and content is as wide.
+    What is counted, with no weight and no sine in it, gives two to ten numbers for each place, and content is as wide.
     """
     node = encoding.node
     if node is None or not node.shape or not 2 <= node.shape[-1] <= MOST or not node.dtype.is_floating_point:
@@ -29,7 +29,7 @@ def points(trace: Trace, encoding: Unrecognised) -> Points | None:
     heads = [attention.query.shape[-1] for attention in trace.graph.attentions]
     made_of = ancestors(node)
     trained = any(is_stored(part) and part.trainable for part in made_of)
-    if trained or any(part.op_name in _WAVES for part in made_of) or any(width <= MOST for width in heads):
+    if trained or any(part.op_name in _WAVES for part in made_of) or any(width <= node.shape[-1] for width in heads):
         return None
     found = Points(numbers=node.shape[-1], node=node)
     found.parameters = {"numbers": node.shape[-1]}
