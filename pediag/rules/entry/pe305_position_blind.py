@@ -313,7 +313,7 @@ def _fix(unused: Node | None, masked: bool, open_inputs: bool) -> Fix:
         return Fix("None if a decoder without positions is meant; else rotate q and k by position.")
     if open_inputs:
         return Fix(
-            "None if the tokens are a set. If an input holds positions, mark it with pediag.positions in example_inputs; "
-            "else add positions to the tokens, rotate q and k by position, or add a bias to the scores."
+            "None if the tokens are a set. If an input holds positions, mark it with pediag.positions in "
+            "example_inputs; else add positions to the tokens, rotate q and k by position, or add a bias to the scores."
         )
     return Fix("Add positions to the tokens, rotate q and k by position, or add a bias to the scores.")
