@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pediag.encodings.additive import attach
 from pediag.encodings.model import Points, Unrecognised
-from pediag.encodings.program import is_stored
 from pediag.trace.graph import ancestors
 from pediag.trace.session import Trace
 
@@ -26,10 +25,8 @@ def points(trace: Trace, encoding: Unrecognised) -> Points | None:
     summed = all(site.kind == "additive" and site.op not in ("cat", "stack") for site in encoding.sites)
     if not summed or joined != {node.shape[-1:]}:
         return None
-    heads = [attention.query.shape[-1] for attention in trace.graph.attentions]
-    made_of = ancestors(node)
-    trained = any(is_stored(part) and part.trainable for part in made_of)
-    if trained or any(part.op_name in _WAVES for part in made_of) or any(width <= node.shape[-1] for width in heads):
+    narrow = any(attention.query.shape[-1] <= node.shape[-1] for attention in trace.graph.attentions)
+    if narrow or any(part.trainable or part.op_name in _WAVES for part in ancestors(node)):
         return None
     found = Points(numbers=node.shape[-1], node=node)
     found.parameters = {"numbers": node.shape[-1]}
