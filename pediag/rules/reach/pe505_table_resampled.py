@@ -21,6 +21,10 @@ straight line in m up to one row, first rows that stay left out: a warning, with
 exist. Where it is not, and an interpolation over two axes made it: a note. Weights must sum to the same for every
 token, and the value must be linear in the table.
 
+Of a map (channels, rows, columns) that is resampled along both axes, channel numbers and row numbers in place of the
+table are read before. It is an error where channels change along its places (a view without the permutation), and
+where it holds the row of a token that stands beside it, such as a class token's, while another row is read by none.
+
 ## Known limits
 
 Positions that are given as fractions (times) are not judged. Tables whose values at this length are above the memory
@@ -43,7 +47,7 @@ tuned with it, instead of in every forward pass. Or cut texts at the rows there 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,12 +55,14 @@ import numpy as np
 from pediag.rules.entry._common import line_of, place, structural
 from pediag.rules.finding import Evidence, Finding, Fix
 from pediag.rules.reach._alike import Alike
+from pediag.rules.reach._cut import Shifted, Torn, wrongly_cut
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from pediag.encodings import Encoding
     from pediag.encodings.program import Term
     from pediag.trace import Frame, Node, Trace
     from pediag.trace.evaluate import Lane
@@ -94,6 +100,7 @@ class Resampled:
     read: NDArray[np.float64] | None
     frame: Frame | None
     grid: bool
+    cut: Torn | Shifted | None = None
 
 
 @rule(
@@ -161,9 +168,24 @@ def _resampled(reader: Reader, node: Node, leaves: list[Node]) -> Iterator[Resam
         inside = ancestors(term.node)
         for leaf in leaves:
             if leaf in inside and program.lookup(term, reader.trace.lengths) is None:
-                found = _read(reader, term, leaf, [part for part in inside if part.op_name in RESAMPLERS])
+                resamplers = [part for part in inside if part.op_name in RESAMPLERS]
+                found = _read(reader, term, leaf, resamplers)
                 if found is not None:
-                    yield found
+                    yield replace(found, cut=_cut(term, leaf, resamplers)) if found.grid else found
+
+
+def _cut(term: Term, leaf: Node, resamplers: list[Node]) -> Torn | Shifted | None:
+    """What is wrong with the map of a table that is resampled along both of its axes."""
+    from pediag.trace import Unavailable, ancestors
+    from pediag.trace.evaluate import Evaluator
+
+    for part in sorted(resamplers, key=lambda part: part.index):
+        if "2d" in part.op_name and leaf in ancestors(part):
+            try:
+                return wrongly_cut(Evaluator(_wide()), term, leaf, part)
+            except Unavailable:
+                return None
+    return None
 
 
 def _read(reader: Reader, term: Term, leaf: Node, resamplers: list[Node]) -> Resampled | None:
@@ -327,6 +349,8 @@ def _straight(rows: NDArray[np.float64]) -> bool:
 
 def _finding(facets: Facets, trace: Trace, module: str, found: Resampled) -> Finding:
     encoding = next((one for one in facets.encodings if set(found.leaf.names) & set(one.leaves)), None)
+    if found.cut is not None:
+        return _wrong(facets, module, found, found.cut, encoding)
     shift = _shift(found)
     return Finding(
         message=_message(found, trace.seq_len, shift),
@@ -341,6 +365,32 @@ def _finding(facets: Facets, trace: Trace, module: str, found: Resampled) -> Fin
         ),
         fix=_fix(found, encoding.scheme if encoding else ""),
         severity="note" if found.grid else None,
+        scheme=encoding.scheme if encoding else "",
+    )
+
+
+def _wrong(
+    facets: Facets, module: str, found: Resampled, cut: Torn | Shifted, encoding: Encoding | None
+) -> Finding:
+    name = f"`{found.leaf.names[0]}`"
+    if isinstance(cut, Torn):
+        measured, expected, unit = cut.channels, 1, "channels"
+        message = f"channels of {name} lie where its rows should: one channel of the map holds {cut.channels:,} of them"
+        effect = "Places between two rows get a blend of different channels of one row: noise, at any other resolution."
+        fix = f"View {name} as (rows, columns, channels) first and permute it to (channels, rows, columns) then."
+    else:
+        measured, expected, unit = cut.twice, cut.never, "row"
+        message = f"its map holds row {cut.twice:,}, which a token beside it reads, and not row {cut.never:,}"
+        effect = "Every place of the image has the row of its neighbour; the token beside it shares one with a place."
+        fix = f"Cut the rows of {name} that belong to tokens beside the map off the end where these tokens stand."
+    at = f" at {line_of(found.frame)}" if found.frame else ""
+    return Finding(
+        message=f"The grid of positions {name} is resampled{at} after it was cut wrong: {message}.",
+        effect=effect,
+        where=place(module, found.frame, encoding.id if encoding else ""),
+        evidence=Evidence(measured, expected, None, unit, facets.seq_len),
+        fix=Fix(fix),
+        severity="error",
         scheme=encoding.scheme if encoding else "",
     )
 
