@@ -144,7 +144,9 @@ def _sites(facets: Facets) -> list[tuple[Site, Encoding]]:
 
 
 def _real(site: Site) -> bool:
-    return len(site.content) == 1 and site.content[0].dtype.is_floating_point
+    """Whether one real-valued value meets a row for each token; what holds pairs of tokens weighs, and places none."""
+    pairs = any(len(node.moving) > 1 for node in site.position)
+    return len(site.content) == 1 and site.content[0].dtype.is_floating_point and not pairs
 
 
 def _ratio(facets: Facets, trace: Trace, site: Site) -> _Ratio:

@@ -169,6 +169,26 @@ def test_a_trained_model_has_its_published_ratio(monkeypatch):
     assert finding.evidence.measured == pytest.approx(0.42, rel=0.05)
 
 
+class Decaying(nn.Module):
+    """RWKV's mixing: keys and their decay over the distance are added in the exponent, channel by channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.key, self.value = nn.Embedding(97, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.decay = nn.Parameter(torch.linspace(-2.0, 1.0, 16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, place = self.embed(ids), torch.arange(ids.shape[1], device=ids.device)
+        past = place[:, None] - place
+        decay = (-past[..., None] * self.decay.exp()).masked_fill(past[..., None] < 0, -1e9)
+        weight = (decay + self.key(x)[:, None]).exp()
+        return (weight * self.value(x)[:, None]).sum(2) / weight.sum(2)
+
+
+def test_what_weighs_pairs_of_tokens_is_no_position_of_one():
+    assert outcome(Decaying().eval(), CODE, 128).status == "not-applicable"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_rows_that_are_not_finite_are_not_compared(value):
     class Learned(nn.Module):
