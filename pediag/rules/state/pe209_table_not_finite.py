@@ -3,7 +3,8 @@
 ## What it does
 
 Looks at every number of the tables that positions read: learned rows, sinusoids, and the tables and slopes of biases
-by distance. Fires on NaN and infinity, also where only some rows hold them.
+by distance. Fires on NaN and infinity, also where only some rows hold them, and on factors and summands that forward
+makes of positions: the logarithm of position 0, say.
 
 ## Why it matters
 
@@ -93,7 +94,7 @@ def check(facets: Facets) -> Iterator[Finding]:
             continue
         judged += 1
         yield from _of_bias(facets, encoding, leaf, numbers)
-    for finding in _constants(facets):
+    for finding in (*_constants(facets), *_made(facets)):
         judged += 1
         yield finding
     if not judged and lacking:
@@ -181,6 +182,55 @@ def _constants(facets: Facets) -> Iterator[Finding]:
         wrong = np.isnan(numbers) | np.isposinf(numbers)
         if wrong.any():
             yield _constant(facets, site, _leaf_name(node), float(numbers[wrong][0]), wrong)
+
+
+def _made(facets: Facets) -> Iterator[Finding]:
+    """What forward makes of positions and joins with tokens, of no known scheme, with such rows."""
+    trace = facets.structural
+    if trace is None:
+        return
+    told: set[object] = set()
+    for encoding in facets.encodings:
+        if encoding.scheme not in ("unrecognised", "temperature"):
+            continue
+        for site in encoding.sites:
+            node = site.position[0] if site.kind in ("additive", "rotary") else None
+            if node is None or len(node.moving) != 1 or not node.dtype.is_floating_point:
+                continue
+            numbers = _numbers(trace, node)
+            if isinstance(numbers, str) or node.frame in told:
+                continue
+            rows = np.moveaxis(numbers, node.moving[0], 0).reshape(numbers.shape[node.moving[0]], -1)
+            wrong = ~np.isfinite(rows)
+            if wrong.any() and not any(_is_kept(trace, part) for part in _leaves(encoding)):
+                told.add(node.frame)
+                yield _of_made(facets, encoding, site, rows, wrong.any(axis=1))
+
+
+def _is_kept(trace: Trace, leaf: Node) -> bool:
+    """Whether a stored tensor is itself not finite: that is told of the tensor."""
+    numbers = _numbers(trace, leaf)
+    return isinstance(numbers, str) or not np.isfinite(numbers).all()
+
+
+def _of_made(facets: Facets, encoding: Encoding, site: Site, rows: np.ndarray, wrong: np.ndarray) -> Finding:
+    first = int(wrong.argmax())
+    value = float(rows[first][~np.isfinite(rows[first])][0])
+    what = "take" if site.kind == "additive" else "are multiplied with"
+    return Finding(
+        message=(
+            f"The numbers that tokens {what} ({encoding.id}) are {value} at position {first:,}: {int(wrong.sum()):,} "
+            f"of {len(rows):,} rows are not finite."
+        ),
+        effect=(
+            f"Token {first:,} of every text is {value} or NaN from there on, and with it each token that sees it. "
+            "Nothing raises."
+        ),
+        where=place(site.module, site.position[0].frame or site.frame, encoding.id),
+        evidence=Evidence(int(wrong.sum()), 0, None, "rows", facets.seq_len),
+        fix=Fix("Count from 1 where a logarithm or a quotient of the position is taken, or clamp before it."),
+        scheme=encoding.scheme,
+    )
 
 
 def _leaf_name(node: Node) -> str:

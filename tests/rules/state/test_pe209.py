@@ -31,6 +31,12 @@ def test_healthy_fixture(make: Callable[[], nn.Module]) -> None:
     assert not findings(make(), "PE209", FIXTURE.SEQ_LEN)
 
 
+def test_the_logarithm_of_position_0() -> None:
+    (finding,) = findings(FIXTURE.faulty_logarithm(), "PE209", FIXTURE.SEQ_LEN)
+    assert "-inf at position 0" in finding.message
+    assert finding.evidence.measured == 1
+
+
 def holed(rows: list[int], value: float) -> Callable[[State], None]:
     def change(state: State) -> None:
         state[TABLE][rows, 5] = value
