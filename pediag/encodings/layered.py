@@ -24,6 +24,8 @@ _LAYERS = frozenset(
     "hardtanh getitem split split_with_sizes repeat clone contiguous _to_copy _unsafe_view lift_fresh view".split()
 )
 _MOVED = frozenset(("mul", "div", "clone", "_unsafe_view", "constant_pad_nd", "gather"))
+# Where sines may enter through layers; what turns or chooses content by them is something else.
+_PLACED = ({"additive"}, {"bilinear"})
 _FAR = 40
 
 
@@ -72,7 +74,7 @@ class _Reader:
         if not made and kinds == {"bilinear"} and self._are_rows(node):
             made = self.known(node)
         fixed = [item for item in made if not isinstance(item, Learned)]
-        return [] if fixed and kinds != {"additive"} else _unlike(map(_through, made))
+        return [] if fixed and kinds not in _PLACED else _unlike(map(_through, made))
 
     # -- through layers ------------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ def _readings(name: str, config: Any, model: nn.Module) -> Iterator[Input]:
         yield from _pixels(config, model)
     else:
         yield from _first_layer(config, model)
+        yield from _of_one_length(name, config)
         yield Input()
 
 
@@ -130,6 +131,13 @@ def _first_layer(config: Any, model: nn.Module) -> Iterator[Input]:
         yield Input(_FLOAT, ("B", "N", first.in_features))
     elif isinstance(first, (nn.Conv1d, nn.ConvTranspose1d)):
         yield Input(_FLOAT, ("B", first.in_channels, "N"))
+
+
+def _of_one_length(name: str, config: Any) -> Iterator[Input]:
+    """Ids that are padded to the length that the configuration gives them, as those of a task are."""
+    length = _first(config, (f"{name.partition('_')[0]}_seq_len",), 0)
+    if length:
+        yield Input(dims=("B", length))
 
 
 def _ids(length: str, config: Any) -> Iterator[Input]:

@@ -88,6 +88,14 @@ class Mapped(Sees):
         return x + attend(self.q(x), self.k(x) + self.place(self.sines), self.v(x))
 
 
+class Valued(Mapped):
+    """The same as values alone: what is attended to are places, not the map (OneFormer)."""
+
+    def decode(self, x: Tensor) -> Tensor:
+        places = self.place(self.sines).expand(len(x), -1, -1)
+        return self.whole(x) + attend(self.q(x), self.k(x), places)
+
+
 class Scaled(Sees):
     """Sines that content is multiplied with before they are added (DAB-DETR)."""
 
@@ -147,8 +155,9 @@ def test_rows_of_queries_stay_learned_through_layers() -> None:
     assert product.parameters["rows"] == QUERIES
 
 
-def test_mapped_sines_are_sines() -> None:
-    (encoding,) = found(Mapped())
+@pytest.mark.parametrize("kind", [Mapped, Valued])
+def test_mapped_sines_are_sines(kind: type[Mapped]) -> None:
+    (encoding,) = found(kind())
     assert isinstance(encoding, Sinusoidal)
     assert encoding.parameters["base"] == pytest.approx(100.0)
     assert encoding.parameters["through"] == "trained layers"

@@ -210,6 +210,25 @@ def test_places_of_patches_count_rows_and_columns() -> None:
     assert len({tuple(row) for row in numbers[0].tolist()}) == numbers.shape[1]
 
 
+class Asked(Tower):
+    """A tower that is asked something: ids of a question that are filled up to one length, as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config(image_size=SIDE, num_channels=3, question_seq_len=19)
+        self.question = nn.Linear(19, D)
+
+    def forward(self, pixel_values: Tensor, question_inputs: Tensor) -> Tensor:
+        return super().forward(pixel_values) + self.question(question_inputs.float())[:, None]
+
+
+def test_ids_of_one_length_are_that_long() -> None:
+    found = session(Asked()).structural()
+    assert found.failure is None
+    assert not found.fed.parts_only
+    assert found.fed.kwargs["question_inputs"].dims == ("B", 19)
+
+
 def test_the_first_argument_is_fed_where_the_declared_one_is_none() -> None:
     assert main_input(Packed("pixel_values")) == "hidden_states"
 
