@@ -23,7 +23,8 @@ past.
 
 ## Known limits
 
-Tables that training moves are not judged; of slopes that it moves only that all of them are turned, as a warning.
+Of what training moves only that all heads are turned is told, as a warning: slopes, and functions of the distance
+(KERPLE). Tables, whose far distances share a row, are not judged.
 A mask that is given by the caller and is not among the inputs pediag makes up counts as none: whoever calls forward
 without it gets this bias. A bias between unlike sequences is told by PE312.
 
@@ -64,13 +65,18 @@ FLAT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The fault, the heads that have it, and the fall per token of the worst, in logits; expected is above zero."""
+    """The fault, the heads that have it, and the fall per token of the worst, in logits; expected is above zero.
+
+    Of what is no straight line ``fall`` is the steepest, and ``rise`` the whole over ``tokens``, in logits.
+    """
 
     kind: str
     heads: int
     of: int
     fall: float
     trained: bool
+    rise: float = 0.0
+    tokens: int = 0
 
 
 @rule(
@@ -97,7 +103,8 @@ def check(facets: Facets) -> Iterator[Finding]:
 def _said(total: Total) -> _Said | None:
     found = total.linear()
     if found is None:
-        return None if total.trained else _bent(total)
+        bent = _bent(total)
+        return None if bent is not None and bent.trained and bent.heads < bent.of else bent
     steep = FLAT * float(np.abs(found.slopes).max(initial=0.0))
     turned = found.slopes < -steep
     if turned.any():
@@ -135,7 +142,7 @@ def _sees_both(total: Total) -> NDArray[np.bool_]:
 
 
 def _bent(total: Total) -> _Said | None:
-    """A fixed bias that rises with every step into the past, though not in a straight line."""
+    """A bias that rises with every step into the past, though not in a straight line."""
     rows, keys = total.shown.shape[1:]
     if rows != keys or rows < 3:
         return None
@@ -150,7 +157,15 @@ def _bent(total: Total) -> _Said | None:
     rising = (steps > 0).all(axis=1)
     if not alike or not rising.any():
         return None
-    return _Said("past", int(rising.sum()), rising.size, -float(steps[rising].max()), False)
+    return _Said(
+        kind="past",
+        heads=int(rising.sum()),
+        of=rising.size,
+        fall=-float(steps[rising].max()),
+        trained=total.trained,
+        rise=float(steps[rising].sum(axis=1).max()),
+        tokens=rows,
+    )
 
 
 def _finding(facets: Facets, items: list[Biased], said: _Said) -> Finding:
@@ -173,7 +188,8 @@ def _message(said: _Said, name: str, heads: str) -> str:
     rise = abs(said.fall)
     if said.kind in ("past", "future"):
         way = f"with every token of distance into the {said.kind}"
-        return f"The bias {name} grows by {rise:.4g} logits {way}, in {heads}."
+        much = "up to " if said.tokens else ""
+        return f"The bias {name} grows by {much}{rise:.4g} logits {way}, in {heads}."
     if said.kind == "key":
         return (
             f"The bias {name} goes by the key's position and nothing hides the keys ahead: they gain "
@@ -186,6 +202,9 @@ def _message(said: _Said, name: str, heads: str) -> str:
 
 
 def _effect(said: _Said, much: float, seq_len: int) -> str:
+    if said.tokens:
+        more = f", and of {seq_len:,} with still more" if seq_len > said.tokens else ""
+        return f"Of {said.tokens:,} tokens the last sees the first with {said.rise:.4g} logits more than itself{more}."
     if said.kind == "past":
         return f"Of {seq_len:,} tokens the last sees the first with {much:.4g} logits more than itself."
     if said.kind in ("key", "future"):
@@ -194,6 +213,8 @@ def _effect(said: _Said, much: float, seq_len: int) -> str:
 
 
 def _fix(said: _Said) -> Fix:
+    if said.tokens:
+        return Fix("Turn the sign: what is added falls with distance, so a minus goes before it.")
     if said.kind == "past":
         return Fix("Turn the sign: key position minus query position, times a positive slope.")
     if said.kind == "future":

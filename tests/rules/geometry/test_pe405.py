@@ -102,6 +102,21 @@ def test_learned_slopes_are_judged_when_all_are_turned(signs: tuple[int, ...], s
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
+@pytest.mark.parametrize(
+    ("signs", "severity"), [((1, 1, 1, 1), "warning"), ((1, -1, 1, 1), None), ((-1,) * 4, None)]
+)
+def test_a_learned_function_of_distance_is_judged_when_all_heads_are_turned(signs, severity) -> None:
+    """KERPLE, logarithmic: sign times r1 log(1 + r2 d), with r1 = 0.5 and r2 = 0.25."""
+    rate = nn.Parameter(0.5 * torch.tensor(signs, dtype=torch.float32))
+    found = judged(lambda m, o: m.rate[:, None, None] * (1 + 0.25 * (-o).clamp(min=0)).log(), True, rate=rate)
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    for finding in found:
+        # The steepest step is the first: 0.5 (log 1.25 - log 1).
+        assert finding.evidence.measured == pytest.approx(-0.5 * math.log(1.25), rel=1e-3)
+        tokens = int(finding.effect.split()[1])
+        assert f"{0.5 * math.log(1 + 0.25 * (tokens - 1)):.4g}" in finding.effect
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_biases_fall_with_distance_after_softmax(name: str) -> None:
     """Without content the weights of what is called right never rise with distance; in float64."""
