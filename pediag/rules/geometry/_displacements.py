@@ -61,6 +61,8 @@ def _collisions(rows: Ints, size: int) -> Iterator[Fault]:
                 by_place = _by_displacement(inner, height, width, meant=size in (each, each + APART))
                 if by_place is not None:
                     yield from _shared(by_place, size)
+                    if size == each + APART and prefix:
+                        yield from _borrowed(by_place, rows, prefix)
 
 
 def _grids(count: int) -> Iterator[tuple[int, int]]:
@@ -108,6 +110,24 @@ def _shared(rows: Ints, size: int) -> Iterator[Fault]:
         f"displacements {first} and {second} in rows and columns both read row {row}: {rows.size} displacements "
         f"read {values.size} of {size} rows",
         _is_sum(rows, size),
+    )
+
+
+def _borrowed(by_place: Ints, rows: Ints, prefix: int) -> Iterator[Fault]:
+    """The fault of a map in which displacements read the rows that the tokens before the patches have."""
+    of_prefix = np.union1d(rows[:prefix], rows[:, :prefix])
+    ways = np.argwhere(np.isin(by_place, of_prefix))
+    if not len(ways) or not _tells_both(by_place):
+        return
+    down, right = (ways[0] - np.array(by_place.shape) // 2).tolist()
+    row = int(by_place[tuple(ways[0])])
+    yield Fault(
+        "borrowed",
+        right,
+        len(ways),
+        0,
+        f"displacement ({down:+d}, {right:+d}) in rows and columns reads row {row}, which is that of a token before "
+        f"the patches: {len(ways)} displacements read such rows",
     )
 
 

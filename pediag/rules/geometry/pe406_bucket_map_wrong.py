@@ -12,7 +12,8 @@ fires when
 - both sides read the half of T5's rows that belongs to one side, and the other half is never read,
 - the row of a fixed distance changes with the length of the text,
 - entries of a shifted term belong to the query before or after their own,
-- displacements in rows and columns (Swin, BEiT) share a row, though the table has one for each,
+- displacements in rows and columns (Swin, BEiT) share a row, though the table has one for each, or read the rows of a
+  class token,
 - a map modelled on T5's differs from it.
 
 The last is a warning where the model declares no T5 and less than 90 % of the offsets agree; offsets that one slip
@@ -201,6 +202,7 @@ _UNITS = {
     "unsigned": "rows",
     "strayed": "entries",
     "displaced": "displacements",
+    "borrowed": "displacements",
 }
 
 _EFFECTS = {
@@ -213,6 +215,7 @@ _EFFECTS = {
     "length": "What was learned of a distance in texts of one length is read for another at {length:,} tokens.",
     "strayed": "At {length:,} tokens these scores depend on a neighbour's content in place of their own.",
     "displaced": "Patches that lie differently to a query get one bias, whatever is trained ({length:,} tokens).",
+    "borrowed": "These patches and the class token get one bias, whatever is trained ({length:,} tokens).",
     "mixed": "At {length:,} tokens pairs at one distance are told different distances.",
 }
 
@@ -228,5 +231,6 @@ _FIXES = {
     "strayed": "Of the padded and reshaped term keep rows 1 onward ([1:], not [:-1]); hide or compute the keys ahead.",
     "displaced": "Make both coordinates start at 0, then multiply the first by the number of values of the second, "
     "(down + h - 1) * (2 * w - 1) + right + w - 1.",
+    "borrowed": "Make both coordinates start at 0, right + w - 1 too: an index below zero counts from the table's end.",
     "mixed": "Shift each query's row by its own position: entry (i, j) must depend on j - i alone.",
 }

@@ -259,6 +259,26 @@ def test_indices_below_zero_count_from_the_end() -> None:
     assert grid(3, 5, lambda down, right: down * 11 + right, 45)[0][0] == "error"
 
 
+class Classed(Patches):
+    """BEiT: three rows more than displacements, for class to patch, patch to class and class to class."""
+
+    def __init__(self, mapped: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(3, 4, mapped, 35 + 3 - 1, 1)
+        index = self.index.clone()
+        index[0], index[:, 0], index[0, 0] = 35, 36, 37
+        self.register_buffer("index", index)
+
+
+def test_displacements_that_read_the_rows_of_a_class_token() -> None:
+    """Columns that count from -3: of row 0 of displacements -3, -2 and -1 are rows 35, 36 and 37."""
+    right = Classed(lambda down, right: (down + 2) * 7 + right + 3).eval()
+    wrapped = Classed(lambda down, right: (down + 2) * 7 + right).eval()
+    assert findings(right, CODE, 128) == []
+    (finding,) = findings(wrapped, CODE, 128)
+    assert (finding.severity, finding.evidence.measured) == ("error", 3)
+    assert "displacement (-2, -3) in rows and columns reads row 35" in finding.message
+
+
 def test_maps_of_displacements_that_are_meant() -> None:
     assert grid(3, 4, lambda down, right: down.abs() * 4 + right.abs(), 60) == []
     assert grid(3, 4, lambda down, right: down + 2, 60) == []
