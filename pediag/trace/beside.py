@@ -52,11 +52,19 @@ def with_left_out(model: nn.Module, maker: Maker, trace: Trace, run: Run) -> tup
 
 
 def in_parts(model: nn.Module, sizes: Sizes, run: Run) -> tuple[Maker, Trace] | None:
-    """A pass of the parts of ``model`` that run by themselves; None where none does."""
+    """A pass of the parts of ``model`` that run by themselves and of what these leave out; None where none runs."""
     chosen = _by_themselves(left_out(model), sizes, run)
-    made = _beside(lambda sizes: Candidate(parts_only=True), chosen)
-    trace = run(made, sizes) if chosen else None
-    return (made, trace) if trace is not None and trace.failure is None else None
+    made, trace = _of_parts(chosen, sizes, run) if chosen else (None, None)
+    if made is None or trace is None or trace.failure is not None:
+        return None
+    inner = _by_themselves(left_out(model, trace), sizes, run)
+    more = _of_parts({**chosen, **inner}, sizes, run) if inner else (made, trace)
+    return more if more[1].failure is None else (made, trace)
+
+
+def _of_parts(chosen: Mapping[str, Maker], sizes: Sizes, run: Run) -> tuple[Maker, Trace]:
+    made = _beside(lambda sizes: Candidate(parts_only=True), dict(chosen))
+    return made, run(made, sizes)
 
 
 def apart(stopped: Trace, made: Trace) -> str:

@@ -122,6 +122,22 @@ def test_of_a_model_that_cannot_be_fed_the_parts_run_and_it_is_said() -> None:
     )
 
 
+def test_parts_of_parts_that_these_leave_out_run_too() -> None:
+    class Whole(nn.Module):
+        main_input_name = "input_ids"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.reader = Config(), Reader()
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            raise ValueError("a session is needed")
+
+    made = session(Whole())
+    trace = made.structural()
+    assert added(trace) == {("reader", trace.sizes.tokens), ("reader.tower", PATCHES)}
+
+
 def test_the_number_of_patches_stays_at_any_length() -> None:
     made = session(Reader())
     made.structural()

@@ -263,12 +263,16 @@ def _kind(leaf: Node | None, encoding: Encoding | None) -> str:
 
 
 def _declared(facets: Facets) -> Iterator[_Short]:
+    from pediag.trace.beside import of_places
+
     target = facets.target
     done = {spot(site.frame) for site in target.graph.sites} if target is not None else set()
     for encoding, table in _tables(facets):
         site = encoding.sites[0] if encoding.sites else None
         if site is not None and spot(site.frame) in done:
             continue
+        if facets.structural is not None and of_places(encoding.node, facets.structural):
+            continue  # the patches of an image are as many at every length of the text
         beyond = facets.seq_len - table.rows + table.first
         happens = f"{beyond:,} token{'s stand' if beyond > 1 else ' stands'} beyond its last row"
         failure = target.failure if target is not None else None

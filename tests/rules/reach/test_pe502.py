@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pediag
 from tests.rules._fixtures import load
 from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
 
@@ -244,3 +246,36 @@ def test_more_rows_than_can_be_computed_is_no_pass() -> None:
     report = pediag.check(Model(), seq_len=500_000_000, select=["PE502"])
     assert [outcome.status for outcome in report.outcomes] == ["could-not-check"]
     assert report.exit_code() == 3
+
+
+def test_patches_beside_a_text_whose_pass_stops_need_no_more_rows() -> None:
+    """An image has as many patches at every length; the text's own table is told all the same."""
+
+    class Reader(nn.Module):
+        main_input_name = "input_ids"
+
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.config, self.text, self.tower = SimpleNamespace(), Rows("value error", rows), Tower()
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.text(input_ids)
+
+    class Tower(nn.Module):
+        main_input_name = "pixel_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(image_size=104)
+            self.patches, self.table = nn.Conv2d(3, 32, 8, 8), nn.Parameter(torch.zeros(169, 32))
+            self.qkv = nn.Linear(32, 96)
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            x = self.patches(pixel_values).flatten(2).transpose(1, 2) + self.table
+            q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    report = pediag.check(Reader(256), seq_len=300)
+    assert {item.parameters.get("rows") for item in report.encodings} >= {169, 256}
+    found = [item.message for item in report.findings if item.code == CODE]
+    assert found and not [text for text in found if "169" in text]
