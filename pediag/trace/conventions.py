@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -195,20 +195,23 @@ def _is_flag(name: str, item: inspect.Parameter) -> bool:
     )
 
 
-def _holds_memory(model: nn.Module) -> bool:
-    """Whether some part of the model keeps an attribute or buffer named as a cache, filled or not."""
+def _holds_memory(model: nn.Module, tables: Collection[str] = ()) -> bool:
+    """Whether some part of the model keeps an attribute or buffer named as a cache, filled or not, that is no table."""
     return any(
-        _CACHE.search(name)
-        for part in model.modules()
+        _CACHE.search(name) and f"{path}.{name}".lstrip(".") not in tables
+        for path, part in model.named_modules()
         for name in (*vars(part), *part._buffers.keys(), *part._modules.keys())
     )
 
 
-def forgets(model: nn.Module, ways: Sequence[Convention]) -> bool:
-    """Whether nothing but positions that the caller gives was taken for a sign of memory."""
+def forgets(model: nn.Module, ways: Sequence[Convention], tables: Collection[str] = ()) -> bool:
+    """Whether nothing but positions that the caller gives was taken for a sign of memory.
+
+    ``tables`` are the names of stored tensors that positions are made of: a table of cosines may be called a cache.
+    """
     names = {name for way in ways for name in (*way.counts, *way.ranges)}
     remembers = any(way.cache or way.given for way in ways)
-    return not remembers and names <= POSITION_ARGUMENTS and not _holds_memory(model)
+    return not remembers and names <= POSITION_ARGUMENTS and not _holds_memory(model, tables)
 
 
 def _said(cache: str, flags: Sequence[str], offsets: Sequence[str]) -> str:

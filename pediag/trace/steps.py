@@ -16,7 +16,7 @@ from pediag.trace.conventions import Convention, NoCache, conventions, forgets, 
 from pediag.trace.depth import Depth, depth
 from pediag.trace.dimensions import changed_each, free, lengths_of
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
-from pediag.trace.graph import Graph, Node
+from pediag.trace.graph import Graph, Node, ancestors
 from pediag.trace.inputs import Candidate, Input, Sizes, made_up
 from pediag.trace.place import Lengths, explain
 from pediag.trace.rows import Rows
@@ -178,10 +178,18 @@ class Steps:
             cached = runner.run(way)
             if cached is not None:
                 return cached
-        if not any(way.said for way in ways) or (not self.specs and forgets(self.session.model, ways)):
+        if not any(way.said for way in ways) or (
+            not self.specs and forgets(self.session.model, ways, self._tables())
+        ):
             raise NoCache("forward takes no cache")
-        tried = "; ".join(f"{said}: {why}" for said, why in itertools.islice(runner.refused.items(), 2))
+        refused = itertools.islice(runner.refused.items(), 2)
+        tried = "; ".join(f"{said or 'called again'}: {why}" for said, why in refused)
         raise Unrunnable(f"cached steps could not be run ({tried}): {_HOW}")
+
+    def _tables(self) -> set[str]:
+        """Names of the stored tensors that positions are made of."""
+        entering = (node for site in self.session.structural().graph.sites for node in site.position)
+        return {name for node in entering for part in ancestors(node) if part.stored for name in part.names}
 
     def _after(self, lengths: Sequence[int]) -> History:
         runner = self._run()

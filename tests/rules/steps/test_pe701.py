@@ -140,6 +140,28 @@ def test_a_model_without_a_cache():
     assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
 
 
+class TableOfCosines(nn.Module):
+    """A rotation from a table that is called a cache, at places that the caller may give; nothing is kept of keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(61, 16), nn.Linear(16, 48)
+        angle = torch.outer(torch.arange(256.0), 1e4 ** (-torch.arange(0, 16, 2) / 16)).repeat(1, 2)
+        self.register_buffer("cache", torch.stack((angle.cos(), angle.sin()), -1), persistent=False)
+
+    def forward(self, ids, *, input_pos=None):
+        table = self.cache[: ids.shape[1]] if input_pos is None else self.cache[input_pos]
+        cos, sin = table.unbind(-1)
+        q, k, v = self.qkv(self.embed(ids)).chunk(3, -1)
+        q, k = (x * cos + torch.cat((-x[..., 8:], x[..., :8]), -1) * sin for x in (q, k))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_a_table_that_is_called_a_cache_is_none():
+    found = outcome(TableOfCosines().eval(), CODE, 64)
+    assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
+
+
 class Named(nn.Module):
     """A cache that no signature tells: ``memory`` is returned as the second of three, ``shift`` counts tokens."""
 
