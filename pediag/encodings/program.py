@@ -381,6 +381,8 @@ def _path(node: Node) -> tuple[Node, Node | None, Node, str] | None:
             break
         elif name in ("cat", "stack") and (alike := _alike(current, args)) is not None:
             current = alike
+        elif name in ("cat", "stack") and len(set(args[0])) == 1:
+            current = args[0][0]  # columns twice
         else:
             current = carrier(current, below=source is not None)
     if is_stored(last):

@@ -305,6 +305,19 @@ def test_a_plain_table_that_is_moved_in_forward_keeps_its_name_and_rows(sliced: 
     assert (sinusoid.table.rows, sinusoid.table.leaf.names) == (700, ["plain"])
 
 
+@pytest.mark.parametrize("join", ["cat", "stack"])
+def test_a_table_whose_columns_are_read_twice_is_that_table(join: str) -> None:
+    def twice(model: nn.Module, ids: Tensor) -> Tensor:
+        half = model.part[: ids.shape[1]]
+        return torch.cat((half, half), -1) if join == "cat" else torch.stack((half, half), -1).flatten(1)
+
+    trace = trace_of(Adds(twice, part=torch.randn(700, 16, generator=torch.Generator().manual_seed(3))))
+    (site,) = [site for site in trace.graph.sites if site.op == "add"]
+    read = program.lookup(site.position[0], trace.lengths)
+    assert read is not None
+    assert (read.table.names, read.rows, read.first) == (["part"], 700, 0)
+
+
 def test_table_2d_gives_the_numbers_of_the_tokens() -> None:
     rows = torch.randn(400, 1, 32)
     trace = trace_of(Adds(lambda m, ids: m.rows[: ids.shape[1]].transpose(0, 1), rows=rows))

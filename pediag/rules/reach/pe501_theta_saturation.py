@@ -111,7 +111,9 @@ def check(facets: Facets) -> Iterator[Finding]:
         )
     sound = [encoding for encoding in even if _sound(encoding.frequencies)]
     if not sound:
-        raise CouldNotCheck("the rotary frequencies are no frequencies of any formula; see PE201")
+        raise CouldNotCheck(
+            f"some rotary frequencies lie outside of 0 to {LARGEST:g} rad per token, or are no numbers"
+        )
     placed = [(encoding, _span(facets, encoding)) for encoding in sound]
     if all(item is None and encoding.origin != "trace" for encoding, item in placed):
         raise CouldNotCheck("no config says how wide the heads are and what attention sees")
