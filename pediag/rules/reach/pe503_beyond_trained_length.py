@@ -104,13 +104,19 @@ def check(facets: Facets) -> Iterator[Finding]:
 
 
 def _places(facets: Facets, encoding: Encoding) -> int:
-    """How many places in a row ``encoding`` numbers: fewer than the tokens where it starts again in each chunk."""
-    from pediag.trace.beside import of_places
+    """How many places in a row ``encoding`` numbers: fewer than the tokens where it starts again in each chunk.
+
+    None counts where they are those of an image beside a text, as many at every length of it.
+    """
+    from pediag.trace.beside import follows_length, of_places
+    from pediag.trace.tokens import at_length
 
     trace, node = facets.structural, encoding.node
     if trace is None or node is None or not of_places(node, trace):
         return facets.seq_len
-    return min(facets.seq_len, max(node.shape[axis] for axis in node.moving))
+    largest = max(node.shape[axis] for axis in node.moving)
+    reached = max(at_length({largest}, trace.seq_len, facets.seq_len))
+    return 0 if follows_length(trace.fed) and reached == largest else min(facets.seq_len, reached)
 
 
 def _of(facets: Facets, encoding: Encoding, seen: int, trained: int) -> Iterator[Finding]:

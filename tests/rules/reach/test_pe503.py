@@ -253,3 +253,27 @@ def test_sines_that_start_again_in_each_chunk_run_no_farther_than_a_chunk() -> N
     assert report.seq_len == 130
     assert {item.scheme for item in report.encodings} == {"sinusoidal"}
     assert not [item for item in report.findings if item.code == "PE503"]
+
+
+def test_sines_of_patches_beside_a_text_have_nothing_to_do_with_its_length() -> None:
+    class Beside(nn.Module):
+        main_input_name = "pixel_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(image_size=40, max_position_embeddings=20)
+            angles = torch.arange(100)[:, None] * 1e4 ** -(torch.arange(0, 32, 2) / 32)
+            self.register_buffer("table", torch.cat((angles.sin(), angles.cos()), 1))
+            self.words = nn.Embedding(50, 32)
+            self.patches, self.qkv = nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 96)
+
+        def forward(self, pixel_values: Tensor, input_ids: Tensor) -> Tensor:
+            x = self.patches(pixel_values).flatten(2).transpose(1, 2) + self.table
+            q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+            seen = F.scaled_dot_product_attention(q, k, v).mean(2)
+            q, k, v = self.qkv(self.words(input_ids))[:, None].chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True) + seen[:, :, None]
+
+    report = pediag.check(Beside(), seq_len=60, train_len=20)
+    assert {item.scheme for item in report.encodings} >= {"sinusoidal"}
+    assert not [item for item in report.findings if item.code == "PE503"]
