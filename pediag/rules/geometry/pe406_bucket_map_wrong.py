@@ -12,13 +12,15 @@ fires when
 - both sides read the half of T5's rows that belongs to one side, and the other half is never read,
 - the row of a fixed distance changes with the length of the text,
 - entries of a shifted term belong to the query before or after their own,
+- a term of keys and rows is picked out along the queries (DeBERTa's without the transposition), or the reverse,
 - displacements in rows and columns (Swin, BEiT) share a row, though the table has one for each, or read the rows of a
   class token,
 - a map modelled on T5's differs from it.
 
 The last is a warning where the model declares no T5 and less than 90 % of the offsets agree; offsets that one slip
-moves from the last row to another count once a side. Half of the rows unread is a warning, and so are displacements
-that share a row where it is no multiple of one coordinate plus a multiple of the other.
+moves from the last row to another count once a side. Half of the rows unread is a warning, and so are a term on the
+other side, where projections of their own make queries and keys, and displacements that share a row where it is no
+multiple of one coordinate plus a multiple of the other.
 
 ## Why it matters
 
@@ -71,6 +73,7 @@ import numpy as np
 from pediag.rules._bias import Biased, biased, causes, layers_of
 from pediag.rules.finding import Evidence, Finding, Fix
 from pediag.rules.geometry._buckets import LEAST, Fault, faults, moved
+from pediag.rules.geometry._crossed import crossed
 from pediag.rules.geometry._displacements import shared_displacements
 from pediag.rules.rule import Facets, rule
 
@@ -112,6 +115,8 @@ def _faults(facets: Facets, item: Biased) -> Iterator[Fault]:
         yield length
     if encoding.scheme == "content-relative":
         yield from _shifted(encoding)
+        if (across := crossed(item)) is not None:
+            yield across
     displaced = shared_displacements(item)
     if displaced is not None:
         yield displaced
@@ -215,6 +220,7 @@ _EFFECTS = {
     "length": "What was learned of a distance in texts of one length is read for another at {length:,} tokens.",
     "strayed": "At {length:,} tokens these scores depend on a neighbour's content in place of their own.",
     "displaced": "Patches that lie differently to a query get one bias, whatever is trained ({length:,} tokens).",
+    "crossed": "Of each pair of {length:,} tokens the wrong one counts; weights trained elsewhere do not fit.",
     "borrowed": "These patches and the class token get one bias, whatever is trained ({length:,} tokens).",
     "mixed": "At {length:,} tokens pairs at one distance are told different distances.",
 }
@@ -231,6 +237,7 @@ _FIXES = {
     "strayed": "Of the padded and reshaped term keep rows 1 onward ([1:], not [:-1]); hide or compute the keys ahead.",
     "displaced": "Make both coordinates start at 0, then multiply the first by the number of values of the second, "
     "(down + h - 1) * (2 * w - 1) + right + w - 1.",
+    "crossed": "Pick rows out along the side that is multiplied; transpose the term of the keys before it is added.",
     "borrowed": "Make both coordinates start at 0, right + w - 1 too: an index below zero counts from the table's end.",
     "mixed": "Shift each query's row by its own position: entry (i, j) must depend on j - i alone.",
 }

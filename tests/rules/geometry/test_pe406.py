@@ -204,6 +204,38 @@ def test_nothing_to_judge() -> None:
     assert outcome(load("mlp", "healthy").model(), CODE, 64).status == "not-applicable"
 
 
+class Disentangled(nn.Module):
+    """DeBERTa: rows of clipped distances times queries, and times keys, whose term is transposed before it is added."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.transposed = transposed
+        self.embed, self.rows = nn.Embedding(97, 32), nn.Embedding(32, 32)
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        q, k, v = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        of_k, of_q = (f(self.rows.weight).unflatten(-1, (4, 8)).transpose(0, 1) for f in (self.k, self.q))
+        m = torch.arange(ids.shape[1])
+        away = ((m[:, None] - m).clamp(-16, 15) + 16).expand(len(ids), 4, -1, -1)
+        back = ((m[None] - m[:, None]).neg().clamp(-16, 15) + 16).expand(len(ids), 4, -1, -1)
+        content = torch.gather(q @ of_k.mT, -1, away)
+        place = torch.gather(k @ of_q.mT, -1, back)
+        score = q @ k.mT + content + (place.mT if self.transposed else place)
+        return ((score / 24**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_a_term_of_the_keys_that_is_picked_out_along_the_queries() -> None:
+    assert findings(Disentangled(True).eval(), CODE, 128) == []
+    (finding,) = findings(Disentangled(False).eval(), CODE, 128)
+    assert (finding.severity, finding.evidence.measured, finding.evidence.expected) == (
+        "warning",
+        "key",
+        "query",
+    )
+
+
 # -- maps by two coordinates -----------------------------------------
 
 
