@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pediag.encodings import ContentRelative, Learned, Rotary, Sinusoidal, encodes_position, recognise
+from pediag.encodings import ContentRelative, Learned, Points, Rotary, Sinusoidal, encodes_position, recognise
 from pediag.encodings.model import Encoding
 from tests.encodings.test_blended import sines
 from tests.trace._sessions import session
@@ -310,3 +310,25 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize("by", ["matrix", "adding"])
 def test_pooling_tells_no_position(by: str) -> None:
     assert found(Pooled(by), lambda tokens: torch.randn(3, tokens, D)) == []
+
+
+# -- boxes ----------------------------------------------------------------------------------------------------
+
+
+class Boxes(Before):
+    """Widths and heights of anchors that predicted factors scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Linear(D, 2)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = super().forward(pixel_values).transpose(1, 2).flatten(2)
+        sizes = torch.stack([torch.arange(PLACES) % 7, torch.arange(PLACES) % 4], -1).float() / 10
+        return self.factor(x).exp() * sizes
+
+
+def test_sizes_of_anchors_that_are_scaled_are_coordinates() -> None:
+    encodings = {type(item): item for item in found(Boxes())}
+    assert set(encodings) == {Learned, Points}
+    assert encodings[Points].parameters == {"numbers": 2, "by": "product"}
