@@ -77,6 +77,17 @@ class Queries(Sees):
         return seen + attend(self.q2(seen), self.k2(seen), self.v2(seen))
 
 
+class Masked(Queries):
+    """The same where the image says what each query sees, in one operation with the product (Mask2Former)."""
+
+    def decode(self, x: Tensor) -> Tensor:
+        x = self.whole(x)
+        rows = self.q2(self.queries.weight[None].repeat(len(x), 1, 1))
+        seen = (self.k2(self.queries.weight) @ x.transpose(1, 2)).sigmoid()
+        scores = torch.baddbmm(seen, rows, self.k(x).transpose(1, 2))
+        return scores.softmax(-1) @ self.v(x)
+
+
 class Mapped(Sees):
     """Sines that go through a projection of their own before they are added to keys (Conditional DETR)."""
 
@@ -144,6 +155,13 @@ class ByDistance(Sees):
 
 def found(model: nn.Module) -> list[Any]:
     return encodes_position(recognise(trace(model.eval())))
+
+
+def test_rows_that_a_product_with_a_mask_takes_are_learned() -> None:
+    encodings = found(Masked())
+    assert encodings
+    assert all(isinstance(item, Learned) for item in encodings)
+    assert {site.op for item in encodings for site in item.sites} >= {"baddbmm"}
 
 
 def test_rows_of_queries_stay_learned_through_layers() -> None:
