@@ -309,7 +309,6 @@ def lookup(value: Node | Term, lengths: Lengths | None = None, *, computed: bool
         return found[0] if len(found) == 1 else None
     except Unavailable:
         return None
-    return None
 
 
 def _row_axes(source: Node, lengths: Lengths) -> list[int]:
