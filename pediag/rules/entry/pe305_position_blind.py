@@ -164,13 +164,19 @@ def _order(trace: Trace) -> Node | None:
 
 def _knows_order(trace: Trace, node: Node) -> bool:
     operand = next(node.inputs(), None)
-    if operand is None or not any(size in trace.lengths.sequence for size in operand.shape):
+    if operand is None:
         return False
     if node.op_name == "convolution":
-        kernel = node.args[1].shape[2:]
-        places = operand.shape[-len(kernel) :]
-        return any(size in trace.lengths.sequence and k > 1 for size, k in zip(places, kernel, strict=True))
-    return node.op_name in ORDERED
+        return _convolves(trace, node, operand)
+    return node.op_name in ORDERED and any(size in trace.lengths.sequence for size in operand.shape)
+
+
+def _convolves(trace: Trace, node: Node, operand: Node) -> bool:
+    """Whether a convolution runs along the tokens, of which padding may have made more before it."""
+    kernel = node.args[1].shape[2:]
+    before, after = operand.shape[-len(kernel) :], node.shape[-len(kernel) :]
+    lengths = trace.lengths.sequence
+    return any(k > 1 and {one, other} & lengths for one, other, k in zip(before, after, kernel, strict=True))
 
 
 def _cuts(trace: Trace, node: Node) -> bool:

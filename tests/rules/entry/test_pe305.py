@@ -146,6 +146,25 @@ def test_positions_may_be_in_vectors_that_come_in(specs):
     assert "unless the inputs hold them" in finding.message
 
 
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_a_convolution_along_the_tokens_knows_order(mode):
+    """Token embeddings of Informer."""
+
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.near = nn.Conv1d(7, 64, 3, padding=1, padding_mode=mode)
+            self.mix = nn.MultiheadAttention(64, 4, batch_first=True)
+
+        def forward(self, x):
+            x = self.near(x.mT).mT
+            return self.mix(x, x, x, need_weights=False)[0]
+
+    result = outcome(Convolved().eval(), CODE, 128, inputs=["x=float32[B,N,7]"])
+    assert result.status == "not-applicable"
+    assert "convolution along the tokens" in result.reason
+
+
 def test_vectors_beside_ids_may_hold_places_and_are_a_note():
     """A graph: kinds of atoms, and for each eigenvectors of the Laplacian."""
 
