@@ -133,8 +133,8 @@ def _fix(side: Side) -> str:
         )
     if pairing and _only_scaled(side.map, pairing):
         return (
-            f"Each pair turns evenly and is also scaled by its place{at}: leave the scale out, or divide keys by what "
-            "queries are multiplied with, as xPos does."
+            f"Each pair is turned, and also scaled by what changes with its place{at}: leave the scale out, or divide "
+            "keys by what queries are multiplied with, as xPos does."
         )
     part = (
         f" of the frequencies of {turning.size} channels alone"
