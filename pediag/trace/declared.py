@@ -131,6 +131,8 @@ def _first_layer(config: Any, model: nn.Module) -> Iterator[Input]:
         yield Input(_FLOAT, ("B", "N", first.in_features))
     elif isinstance(first, (nn.Conv1d, nn.ConvTranspose1d)):
         yield Input(_FLOAT, ("B", first.in_channels, "N"))
+    elif isinstance(first, nn.Conv2d) and first.in_channels == 1:
+        yield Input(_FLOAT, ("B", "N", _first(config, (*_MEL_KEYS, "input_size"), _MELS)))
 
 
 def _of_one_length(name: str, config: Any) -> Iterator[Input]:

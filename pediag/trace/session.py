@@ -400,6 +400,7 @@ class Session:
             recorder.effort = structural.effort.several()
             recorder.noticer.known_scores, recorder.noticer.known_joins = structural.scores, structural.joins
         recorder.dims, recorder.padding, recorder.noticer.met = self._dims, padding, met
+        recorder.settler.places, recorder.settler.kernels = self._places, self._kernels
         plain = plain_attributes(self.model)
         recorder.plain_attributes = {key: name for key, (name, _) in plain.items()}
         for name, fake in self.fakes.items():

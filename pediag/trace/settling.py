@@ -44,6 +44,10 @@ class Settler:
         self.reference = reference
         self.known: dict[Any, Provenance] = {}
         self._seen: Counter[Any] = Counter()
+        self.places: set[int] = set()
+        """Fixed numbers of places, such as the patches of an image, that may be widths of other layers too."""
+        self.kernels: set[str] = set()
+        """Names of the weights of layers, which have no row a place whatever their sizes."""
 
     def settle(self, node: Node, new: bool = True) -> None:
         """Raise a value that moves along a length to POSITION, and lower one that does not."""
@@ -86,7 +90,17 @@ class Settler:
 
     def _axes(self, node: Node) -> list[int]:
         """The axes whose size is a length of this trace."""
-        return [axis for axis, size in enumerate(node.shape) if size > 1 and size in self.lengths.moving]
+        moving = self.lengths.moving
+        axes = [axis for axis, size in enumerate(node.shape) if size > 1 and size in moving]
+        if self.places and axes and node.provenance is WEIGHT and self._of_layer(node):
+            return [axis for axis in axes if node.shape[axis] not in self.places]
+        return axes
+
+    def _of_layer(self, node: Node) -> bool:
+        """Whether a value is the weight of a layer, turned or cast."""
+        while node.op_name in _CARRIERS and isinstance(node.args[0], Node):
+            node = node.args[0]
+        return not self.kernels.isdisjoint(node.names)
 
     def _moving_axes(self, node: Node, axes: list[int]) -> tuple[int, ...] | None:
         """Those of ``axes`` along which the numbers change; None when that cannot be told."""

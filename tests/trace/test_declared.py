@@ -353,3 +353,26 @@ def test_tiles_of_an_image_with_a_few_places_beside_each() -> None:
 
     trace = session(Tiles()).structural()
     assert added(trace) == {("", PATCHES)}
+
+
+def test_weights_of_layers_as_wide_as_a_map_has_places_are_no_tables() -> None:
+    """A table of 11 rows and 11 columns, a layer of 121 channels, and attention along 30 of the places."""
+
+    class Wide(nn.Module):
+        main_input_name = "pixel_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Config(image_size=77, num_channels=3)
+            self.patches, self.table = nn.Conv2d(3, D, 7, 7), nn.Parameter(torch.zeros(1, 11, 11, D))
+            self.attention = Attention()
+            self.mix = nn.Sequential(nn.Linear(D, 121), nn.GELU(), nn.Linear(121, D))
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            x = self.patches(pixel_values).permute(0, 2, 3, 1) + self.table
+            x = self.mix(self.attention(x.flatten(1, 2)))
+            return self.attention(x[:, :30])
+
+    trace = session(Wide()).structural()
+    assert trace.failure is None
+    assert {site.op for site in trace.graph.sites} == {"add"}

@@ -193,11 +193,16 @@ def _ran(trace: Trace) -> set[str]:
 
 
 def _meant(facets: Facets, owner: str, ran: set[str]) -> bool:
-    """Whether a table belongs to a part that ran: its own module did, or the one above, all of whose parts did."""
+    """Whether a table belongs to a part that ran: its own module did, or the one above, all of whose parts did.
+
+    Where a tower runs beside a model that was given text alone, a table of the model's own may be for what joins them.
+    """
     if owner in ran:
         return True
     above = owner.rpartition(".")[0]
     assert facets.batches is not None
+    if facets.batches.plain.trace.fed.beside:
+        return False
     beside = {
         name.rpartition(".")[0]
         for name in facets.batches.unread()

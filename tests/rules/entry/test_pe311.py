@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,34 @@ def test_a_model_of_text_alone_leaves_the_tables_for_images_unread() -> None:
             self.longest = 320
 
     assert not findings(Pictures().eval(), CODE, 256)
+
+
+def test_a_table_for_what_joins_a_tower_to_its_text_is_left_unread() -> None:
+    """The tower runs beside the text, and a vocabulary of what it sees is read where both are given."""
+
+    class Tower(nn.Module):
+        main_input_name = "pixel_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.patches = SimpleNamespace(image_size=56), nn.Conv2d(3, 8, 14, 14)
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            return self.patches(pixel_values).flatten(1)
+
+    class Reader(nn.Module):
+        main_input_name = "input_ids"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.text, self.tower = SimpleNamespace(), FIXTURE.Tables(True), Tower()
+            self.seen, self.vocabulary = nn.Embedding(320, FIXTURE.HEADS * FIXTURE.D), 320
+
+        def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None) -> Tensor:
+            x: Tensor = self.text(input_ids)
+            return x if pixel_values is None else x + self.tower(pixel_values) @ self.seen.weight[:128, :1]
+
+    assert not findings(Reader().eval(), CODE, 256)
 
 
 def test_one_module_may_make_tables_for_further_layers() -> None:
