@@ -176,8 +176,14 @@ def _shares_rows(offsets: dict[int, int]) -> bool:
 
 
 def _ends(offsets: dict[int, int]) -> bool:
-    """Whether every distance has a row of its own up to an end on either side, as a clip with two bounds has it."""
-    steps = np.diff([offsets[o] for o in sorted(offsets)])
+    """Whether every distance has a row of its own up to an end on either side, as a clip with two bounds has it.
+
+    Where both sides read the same rows, one side tells.
+    """
+    mirrored = all(offsets.get(-o, row) == row for o, row in offsets.items()) and min(offsets) < 0 < max(
+        offsets
+    )
+    steps = np.diff([offsets[o] for o in sorted(offsets) if o <= 0 or not mirrored])
     within = np.flatnonzero(steps)
     return within.size > 1 and bool((steps[within[0] : within[-1] + 1] == np.sign(steps[within[0]])).all())
 

@@ -269,6 +269,17 @@ def test_a_clip_with_another_limit_on_each_side_is_a_relative_table(behind: int,
     assert (encoding.table.rows, encoding.parameters["by"]) == (rows, "distance")
 
 
+def test_a_clip_of_the_distance_alone_is_a_relative_table() -> None:
+    """Both sides share rows; each distance up to the limit has one of its own, so that these are no buckets."""
+
+    def join(model: nn.Module, scores: Tensor) -> Tensor:
+        return scores + model.table[offsets(scores).abs().clamp(max=9)].permute(2, 0, 1)
+
+    (encoding,) = found(Scores(join, table=nn.Parameter(torch.randn(10, 4))))
+    assert isinstance(encoding, RelativeTable)
+    assert encoding.buckets[-3] == encoding.buckets[3] == 3
+
+
 def test_a_row_for_every_distance_is_a_relative_table() -> None:
     def join(model: nn.Module, scores: Tensor) -> Tensor:
         return scores + model.table[:, offsets(scores) + 255]

@@ -66,6 +66,7 @@ def faults(
         _blind(buckets, past, future),
         _folded(buckets, past, future),
         _unsigned(buckets, rows, past, future),
+        _unsigned_clip(buckets, rows, past, future),
         _unlike(facets, buckets, rows, past, future),
     )
 
@@ -160,6 +161,26 @@ def _unsigned(buckets: Mapping[int, int], rows: int, past: list[int], future: li
         rows,
         f"offsets -1 and +1 both read row {future[0]}, and so on for every distance, while rows {unread} to "
         f"{unread + half - 1} of {rows} are never read",
+        False,
+    )
+
+
+def _unsigned_clip(buckets: Mapping[int, int], rows: int, past: list[int], future: list[int]) -> Fault | None:
+    """A clipped map of 2k + 1 rows whose two sides both read the k rows of one of them."""
+    k, seen = rows // 2, min(len(past), len(future))
+    if rows % 2 == 0 or k < 2 or seen < k or past[:seen] != future[:seen] or buckets.get(0) != k:
+        return None
+    step = future[0] - k
+    if abs(step) != 1 or future[:seen] != [k + step * min(at, k) for at in range(1, seen + 1)]:
+        return None
+    unread = 0 if step > 0 else k + 1
+    return Fault(
+        "unsigned clip",
+        1,
+        k + 1,
+        rows,
+        f"offsets -1 and +1 both read row {future[0]}, and so on for every distance, while rows {unread} to "
+        f"{unread + k - 1} of {rows} are never read",
         False,
     )
 

@@ -9,7 +9,8 @@ fires when
 - keys behind and keys ahead share rows, in a map that does tell directions apart otherwise,
 - all keys of one side that is seen share one row (T5's one-way map in an encoder, or turned round in a decoder),
 - a row serves near and far keys but not those between,
-- both sides read the half of T5's rows that belongs to one side, and the other half is never read,
+- both sides read the half of T5's rows, or of a clipped map's, that belongs to one side, and the other half is never
+  read,
 - the row of a fixed distance changes with the length of the text,
 - entries of a shifted term belong to the query before or after their own,
 - a term of keys and rows is picked out along the queries (DeBERTa's without the transposition), or the reverse,
@@ -205,6 +206,7 @@ _UNITS = {
     "shared": "shared rows",
     "blind": "rows",
     "unsigned": "rows",
+    "unsigned clip": "rows",
     "strayed": "entries",
     "displaced": "displacements",
     "borrowed": "displacements",
@@ -215,6 +217,7 @@ _EFFECTS = {
     "blind": "Among {length:,} tokens the nearest and the farthest key of that side get one bias, whatever is trained.",
     "folded": "Among {length:,} tokens a near and a far key get one bias, whatever is trained.",
     "unsigned": "Among {length:,} tokens a key behind and the key as far ahead get one bias, whatever is trained.",
+    "unsigned clip": "Among {length:,} tokens a key behind and the key as far ahead get one row, whatever is trained.",
     "unlike": "With weights trained under the published map these offsets read rows that mean other distances, at all "
     "{length:,} tokens; trained from scratch the map can be learned.",
     "length": "What was learned of a distance in texts of one length is read for another at {length:,} tokens.",
@@ -230,6 +233,8 @@ _FIXES = {
     "the distance.",
     "blind": "Use the two-way map (bidirectional=True) where keys ahead are seen, and key minus query as the offset.",
     "folded": "Make the row rise with the distance: exact rows first, then the logarithm, clamped to the last row.",
+    "unsigned clip": "Clip the offset with its sign, offset.clamp(-k, k) + k, without abs(); where both are meant "
+    "to share, halve the table.",
     "unsigned": "Add half of the rows for one side: (offset > 0) * (rows // 2) + bucket(abs(offset)); where both sides "
     "are meant to share, halve the table.",
     "unlike": "Use the published map: half of a side's rows exact, the others up to max_distance, computed in float32.",

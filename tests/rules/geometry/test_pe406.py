@@ -150,6 +150,19 @@ def test_half_of_the_rows_unread_is_told() -> None:
     assert "rows 16 to 31 of 32 are never read" in fault.text
 
 
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_clip_without_its_sign_reads_half_of_the_rows(side: int) -> None:
+    """Shaw's map of 2 k + 1 rows, k = 8, with the distance in place of the offset."""
+    clipped = {o: 8 + side * min(abs(o), 8) for o in range(-40, 41)}
+    (fault,) = faults(Facets(512), clipped, 17, True, True)
+    assert (fault.kind, fault.measured, fault.expected, fault.sure) == ("unsigned clip", 9, 17, False)
+    assert ("rows 0 to 7" if side > 0 else "rows 9 to 16") in fault.text
+    assert list(faults(Facets(512), {o: min(abs(o), 8) for o in range(-40, 41)}, 9, True, True)) == []
+    assert (
+        list(faults(Facets(512), {o: 8 + max(-8, min(o, 8)) for o in range(-40, 41)}, 17, True, True)) == []
+    )
+
+
 # -- models ------------------------------------------------------
 
 
