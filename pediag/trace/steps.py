@@ -16,7 +16,7 @@ from pediag.trace.conventions import Convention, NoCache, conventions, forgets, 
 from pediag.trace.depth import Depth, depth
 from pediag.trace.dimensions import changed_each, free, lengths_of
 from pediag.trace.evaluate import Evaluator, Unavailable, real_numbers
-from pediag.trace.graph import Graph, Node, ancestors
+from pediag.trace.graph import Attention, Graph, Node, ancestors
 from pediag.trace.inputs import Candidate, Input, Sizes, made_up
 from pediag.trace.place import Lengths, explain
 from pediag.trace.rows import Rows
@@ -178,6 +178,8 @@ class Steps:
             cached = runner.run(way)
             if cached is not None:
                 return cached
+        if runner.untold:
+            raise Unrunnable(runner.untold)
         if not any(way.said for way in ways) or (
             not self.specs and forgets(self.session.model, ways, self._tables())
         ):
@@ -216,6 +218,7 @@ class _Runner:
         self.session = session
         self.graph = Graph()
         self.refused: dict[str, str] = {}
+        self.untold = ""
         self.before = Snapshot().of_model(session.model)
         self.depth = depth(session.model, session.structural())
         self.plan, self.second = self._planned()
@@ -336,7 +339,22 @@ class _Runner:
         if found.rows.remembers(found.passes[1]):
             return True
         self.refused.setdefault(said, "no attention of the cached step sees earlier tokens")
+        step = found.passes[1]
+        if not self.untold and any(
+            _keys(one) == step.seen + step.tokens for one in step.trace.graph.attentions
+        ):
+            self.untold = (
+                f"cached steps ran ({said}) with a key for each of {step.seen + step.tokens} tokens, but which is of "
+                "which token is not followed, as where keys are made anew from kept hidden states, or tokens run in "
+                "several streams"
+            )
         return False
+
+
+def _keys(attention: Attention) -> int:
+    """How many keys an attention has."""
+    size: int = attention.key.shape[-2 if attention.fused else -1]
+    return size
 
 
 def _quietly(read: Any, *args: Any) -> Any:

@@ -163,6 +163,26 @@ def test_an_argument_that_is_named_like_a_cache_proves_nothing():
         cached(Named())
 
 
+def test_keys_that_cannot_be_followed_are_told_as_such():
+    """XLNet's memory: what entered the layer is kept, and projected again in each step, for one text by one product."""
+
+    class Recurrent(Base):
+        def forward(self, ids, mems=None):
+            own = self.tokens(ids)
+            x = own if mems is None else torch.cat((mems, own), 1)
+            w = self.qkv.weight.T.unflatten(-1, (3, 2, -1)).permute(1, 2, 0, 3)
+            q, k, v = (torch.einsum("bnh,xhd->bxnd", x, part) for part in w)
+            phi = torch.arange(x.shape[1])[:, None] * 1e4 ** (-torch.arange(0, D, 2) / D)
+            n = ids.shape[1]
+            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[-n:]
+            return attend(self.turn(q, phi)[:, :, -n:], self.turn(k, phi), v, seen), x
+
+    with pytest.raises(
+        Unrunnable, match=r"ran \(mems\) with a key for each of \d+ tokens.*kept hidden states"
+    ):
+        cached(Recurrent())
+
+
 def test_nothing_runs_before_it_is_asked_for_and_the_model_is_left_alone():
     model = Fixed().eval()
     steps = steps_of(model)
