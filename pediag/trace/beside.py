@@ -67,6 +67,18 @@ def _of_parts(chosen: Mapping[str, Maker], sizes: Sizes, run: Run) -> tuple[Make
     return made, run(made, sizes)
 
 
+def not_run(model: nn.Module, trace: Trace) -> list[str]:
+    """That parts with an input of their own did not run, and what to do: a note of the report, or none."""
+    left = [] if trace.fed.given else [f"`{path}`" for path in left_out(model, trace)]
+    if not left:
+        return []
+    many = len(left) > 1
+    return [
+        f"{', '.join(left)} {'do' if many else 'does'} not run on inputs that are made up, so nothing of "
+        f"{'them' if many else 'it'} is judged: give inputs with --input, or check {'each' if many else 'it'} by itself"
+    ]
+
+
 def apart(stopped: Trace, made: Trace) -> str:
     """That parts were run in place of the whole, and why: a note of the report."""
     why = stopped.failure.message if stopped.failure is not None else ""

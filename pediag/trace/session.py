@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pediag.errors import TraceError
 from pediag.targets import InputSpec, Target, tensor_for
 from pediag.targets.code.sharded import Elsewhere, elsewhere
-from pediag.trace.beside import apart, fed_fixed, follows_length, in_parts, with_left_out
+from pediag.trace.beside import apart, fed_fixed, follows_length, in_parts, not_run, with_left_out
 from pediag.trace.collectives import needed
 from pediag.trace.constructed import deterministic
 from pediag.trace.depth import first_layers, present
@@ -287,6 +287,7 @@ class Session:
                 trace = self._run(maker(sizes), sizes, None)
                 if trace.failure is None:
                     self._maker, trace = with_left_out(self.model, maker, trace, self._run_by)
+                    self.target.notes += not_run(self.model, trace)
                     return self._oriented(self._maker, trace)
                 longer = failed[-1][0].failure if failed and failed[-1][1] is maker else None
                 if longer is not None and longer.table is not None:

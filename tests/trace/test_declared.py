@@ -122,6 +122,21 @@ def test_of_a_model_that_cannot_be_fed_the_parts_run_and_it_is_said() -> None:
     )
 
 
+def test_a_tower_that_cannot_be_fed_is_said_not_to_be_judged() -> None:
+    class Closed(Tower):
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            raise ValueError("a session is needed")
+
+    model = Reader()
+    model.tower = Closed()
+    made = session(model)
+    assert added(made.structural()) == {("", made.structural().sizes.tokens)}
+    assert [note for note in made.target.notes if "`tower` does not run" in note]
+    made = session(Reader())
+    made.structural()
+    assert made.target.notes == []
+
+
 def test_parts_of_parts_that_these_leave_out_run_too() -> None:
     class Whole(nn.Module):
         main_input_name = "input_ids"
