@@ -218,14 +218,16 @@ class Rows:
         return _heads(product + bias), _heads(bias)
 
     def _before_softmax(self, attention: Attention) -> Node | None:
-        """What goes into the softmax over the scores of an attention."""
+        """What goes into the softmax over the scores of an attention, before columns of no key (sinks) are joined."""
         done = self._pass_of(attention.scores)
         reached = {attention.scores}
         for node in done.trace.graph.nodes[attention.scores.index : done.last]:
             if node.provenance is not CONTENT or not any(item in reached for item in node.inputs()):
                 continue
             if node.op_name in _SOFTMAX:
-                return next(item for item in node.inputs() if item in reached)
+                given = next(item for item in node.inputs() if item in reached)
+                wide = [item for item in reached if item.shape[-1:] == attention.scores.shape[-1:]]
+                return given if given in wide else max(wide, key=lambda item: item.index)
             if node.op_name not in _BATCHED and node.op_name not in _PROJECTIONS:
                 reached.add(node)
             if len(reached) > 40:

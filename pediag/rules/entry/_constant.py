@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from pediag.rules.rule import Facets
     from pediag.trace import Node, Site, Trace
 
+LOOKUPS = {"embedding": 1, "index_select": 2}
+"""Operations that look up rows -> the place of the index among their operands."""
+
 
 def stuck(trace: Trace) -> Iterator[Site]:
     """Joins of content with a table that has a row a token and whose rows are all equal, made in forward of positions.
@@ -56,7 +59,8 @@ def _counts_from_marks(trace: Trace, table: Node) -> bool:
 
 def _row_a_token(trace: Trace, site: Site, table: Node) -> bool:
     """Whether a table was computed, and lies along the tokens and the features of the content it meets."""
-    if table.op == "leaf" or table.frame is None or table.stored or not table.dtype.is_floating_point:
+    numbers = table.dtype.is_floating_point or table.dtype.is_complex
+    if table.op == "leaf" or table.frame is None or table.stored or not numbers:
         return False
     content = max(site.content, key=lambda node: len(node.shape))
     shift = len(content.shape) - len(table.shape)
@@ -80,8 +84,9 @@ def _of_positions(trace: Trace, table: Node) -> bool:
         for node in program
     ):
         return True
-    lookups = [node for node in program if node.op_name == "embedding" and trace.sizes.tokens in node.shape]
-    return any(_counted(node.args[1]) for node in lookups)
+    counts = {trace.sizes.tokens, trace.sizes.tokens * trace.sizes.batch}
+    lookups = [node for node in program if node.op_name in LOOKUPS and counts & set(node.shape)]
+    return any(_counted(node.args[LOOKUPS[node.op_name]]) for node in lookups)
 
 
 def _counted(index: Node) -> bool:

@@ -28,8 +28,10 @@ pooling, rolls, flips, and slices that are joined to the sequence again.
 It is often said that without positions the attention of a reversed sentence equals that of the sentence.
 The outputs are equivariant: the same vectors, permuted. They are equal only after pooling. A causal mask
 breaks the symmetry: the number of tokens before tells the place, and decoders without encodings are
-published and work, so they get a note. A model with an encoding anywhere is silent, even if one of its
-towers has none. Where stored position ids are one id for all tokens, the ids are at fault and PE208 speaks.
+published and work, so they get a note. Of two sequences (encoder and decoder) each is judged by itself, since
+what one knows tells the other nothing; beside one that has an encoding only a sequence of token ids is told,
+as vectors may hold positions. Else a model with an encoding anywhere is silent, even if one of its towers has
+none. Where stored position ids are one id for all tokens, the ids are at fault and PE208 speaks.
 Attention over a fixed number of patches or channels is not judged, since a table of fixed size cannot be told
 from other weights.
 
@@ -51,7 +53,7 @@ rotate q and k before the attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,13 +118,15 @@ FIXED = (
     references=("Yun et al. 2020, 1912.10077", "Haviv et al. 2022, 2203.16634", "Kazemnejad et al. 2023"),
 )
 def check(facets: Facets) -> Iterator[Finding]:
-    """At most one finding: the model as a whole sees order or it does not."""
+    """At most one finding: the model as a whole, or one side of two, sees no order."""
     trace = complete(facets)
     if not trace.graph.attentions:
         raise NotApplicable("the model has no attention")
-    if any(encoding.scheme != "mask" for encoding in facets.encodings):
-        return
     along = [item for item in trace.graph.attentions if _along_tokens(trace, item)]
+    if any(encoding.scheme != "mask" for encoding in facets.encodings):
+        if side := _without(facets, trace, _blind_side(facets, trace, along)):
+            yield _finding(facets, trace, along, side)
+        return
     if not along:
         raise CouldNotCheck(FIXED)
     source = _order(trace)
@@ -132,7 +136,7 @@ def check(facets: Facets) -> Iterator[Finding]:
         raise CouldNotCheck(FIXED)
     if name := alike(facets, trace):
         raise NotApplicable(f"the stored ids in {name} are all alike, which PE208 tells")
-    yield _finding(facets, trace, along)
+    yield _finding(facets, trace, along, _blind_side(facets, trace, along))
 
 
 def _along_tokens(trace: Trace, attention: Attention) -> bool:
@@ -184,6 +188,8 @@ def _cuts(trace: Trace, node: Node) -> bool:
     operand = next(node.inputs(), None)
     if node.op_name not in CUTS or operand is None or operand.provenance.name != "CONTENT":
         return False
+    if "softmax" in operand.op_name:
+        return False  # columns of attention weights that stand for no token (sinks) are dropped
     lengths = trace.lengths.sequence
     before = [size for size in operand.shape if size in lengths]
     return bool(before) and before != [size for size in node.shape if size in lengths]
@@ -192,21 +198,58 @@ def _cuts(trace: Trace, node: Node) -> bool:
 # -- what is said -------------------------------------------------------------------------------------------
 
 
-def _finding(facets: Facets, trace: Trace, along: list[Attention]) -> Finding:
-    masked = any(item.causal for item in along) or any(item.scheme == "mask" for item in facets.encodings)
+def _finding(facets: Facets, trace: Trace, along: list[Attention], side: list[Attention]) -> Finding:
+    masked = not side and (
+        any(item.causal for item in along) or any(item.scheme == "mask" for item in facets.encodings)
+    )
     open_inputs = not masked and _open(trace)
     beside = open_inputs and _vectors_beside_tokens(trace)
     lost = _lost(facets, trace)
     unused = lost.node if lost else _unused(trace)
-    first = along[0]
+    first = side[0] if side else along[0]
     return Finding(
-        message=_message(lost.told if lost else _told(unused), masked, open_inputs),
+        message=_message(lost.told if lost else _told(unused, side), masked, open_inputs),
         effect=_effect(facets.seq_len, masked),
         where=lost.where if lost else place(*((unused or first).module, (unused or first).frame)),
         evidence=Evidence(0, 1, None, "sites", facets.seq_len),
         fix=Fix(lost.advice) if lost else _fix(unused, masked, open_inputs),
         severity="error" if lost else "note" if masked or beside else "warning" if open_inputs else "error",
     )
+
+
+def _blind_side(facets: Facets, trace: Trace, along: list[Attention]) -> list[Attention]:
+    """The attentions of one of two sequences to itself, where a mask tells order in the other one alone.
+
+    Empty where the model has one sequence, and where each has a mask.
+    """
+    masks = {path for item in facets.encodings if item.scheme == "mask" for path in item.modules}
+    sides: dict[int, list[Attention]] = {}
+    for item in along:
+        key = item.key.shape[-2 if item.fused else -1]
+        if item.query.shape[-2] == key and key in trace.lengths.exact:
+            sides.setdefault(key, []).append(item)
+    blind = [side for side in sides.values() if not any(item.causal or item.module in masks for item in side)]
+    return blind[0] if blind and len(sides) > len(blind) else []
+
+
+def _without(facets: Facets, trace: Trace, side: list[Attention]) -> list[Attention]:
+    """``side`` where it reads ids of tokens and nothing up to its last attention knows order; else none of it."""
+    if not side:
+        return []
+    last = side[-1]
+    ends = [last.query, last.key, *([last.mask] if last.mask is not None else [])]
+    program = _with_operands([*ends])
+    modules = {item.module for item in side}
+    entering = [site for item in facets.encodings if item.scheme != "mask" for site in item.sites]
+    if any(site.result in program or site.module in modules for site in entering):
+        return []
+    if any(modules & set(item.modules) for item in facets.encodings):
+        return []
+    leaves = [node for node in program if node.op == "leaf" and node.provenance.name == "CONTENT"]
+    if not leaves or any(node.dtype.is_floating_point for node in leaves):
+        return []
+    content = (node for node in program if node.provenance.name == "CONTENT")
+    return [] if any(_knows_order(trace, node) for node in content) else side
 
 
 def _lost(facets: Facets, trace: Trace) -> Lost | None:
@@ -231,9 +274,9 @@ def _lost(facets: Facets, trace: Trace) -> Lost | None:
     return None
 
 
-def _told(unused: Node | None) -> str:
+def _told(unused: Node | None, side: Sequence[Attention] = ()) -> str:
     if unused is None:
-        return "No position reaches attention"
+        return f"No position reaches attention{f' in {side[0].module}' if side else ''}"
     return f"Positions are computed at {line_of(unused.frame)} but never reach attention"
 
 

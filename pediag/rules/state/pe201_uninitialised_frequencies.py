@@ -285,6 +285,11 @@ class _Looked:
                     seen.setdefault((site.module, node.shape), {})[whole] = site
         for found in seen.values():
             if 0.0 not in found:
+                one = found.get(1.0)
+                if one is not None and _turn_of_nothing(self.trace, one):
+                    bad = Bad(0, 1.0, "is 1, as is every complex number of the table: nothing turns")
+                    pairs = one.position[0].shape[-1]
+                    yield self._suspect(bad, pairs, one.result, one.frame, "", one, table=True)
                 continue
             site = found[0.0]
             leaf = _table_of(site.position[0])
@@ -316,6 +321,20 @@ class _Looked:
 def _annuls(site: Site, leaf: Node | None) -> bool:
     """Whether content is multiplied with a stored table of complex numbers, which has no other use than to turn it."""
     return leaf is not None and not leaf.trainable and leaf.dtype.is_complex and site.op == "mul"
+
+
+def _turn_of_nothing(trace: Trace, site: Site) -> bool:
+    """Whether complex content is multiplied with a complex number for each token and pair, all of them alike."""
+    table = site.position[0]
+    pairs = table.shape[-1]
+    return (
+        site.op == "mul"
+        and table.dtype.is_complex
+        and not table.trainable
+        and any(node.dtype.is_complex for node in site.content)
+        and pairs > 1
+        and pairs not in trace.lengths.moving
+    )
 
 
 def _turns(numbers: Floats) -> bool:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pediag
 from tests.rules._fixtures import load
 from tests.rules.entry._judge import cases, findings, outcome
 
@@ -228,3 +229,77 @@ def test_lost_positions_are_an_error_under_a_causal_mask_too(how: str, severity:
     torch.testing.assert_close(prefix, alone)  # the first of any text has no place of its own
     (finding,) = findings(model, CODE, 256)
     assert finding.severity == severity
+
+
+class TwoSides(nn.Module):
+    """An encoder and a causal decoder that looks at it; ``encoder`` and ``decoder`` say which adds rows."""
+
+    def __init__(self, encoder: bool, decoder: bool, ids: bool = True) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.ids = encoder, decoder, ids
+        self.embed, self.rows, self.into = nn.Embedding(99, 64), nn.Embedding(512, 64), nn.Linear(64, 64)
+        self.sides = nn.ModuleList(nn.MultiheadAttention(64, 4, batch_first=True) for _ in range(3))
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        x, y = self.embed(source) if self.ids else self.into(source), self.embed(target)
+        x = x + self.rows(torch.arange(x.shape[1])) if self.encoder else x
+        y = y + self.rows(torch.arange(y.shape[1])) if self.decoder else y
+        ahead = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool).triu(1)
+        x = x + self.sides[0](x, x, x, need_weights=False)[0]
+        y = y + self.sides[1](y, y, y, need_weights=False, attn_mask=ahead)[0]
+        return y + self.sides[2](y, x, x, need_weights=False)[0]
+
+
+SIDES = ["source=int64[B,N]", "target=int64[B,M]"]
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_mask_of_the_decoder_tells_the_encoder_nothing(decoder: bool) -> None:
+    model = TwoSides(False, decoder).eval()
+    source, target = torch.arange(1, 12)[None], torch.arange(20, 29)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(source, target), model(source.flip(1), target))
+    (finding,) = pediag.check(model, inputs=SIDES, seq_len=128, select=[CODE]).findings
+    assert finding.severity in ("warning", "error")
+    assert finding.where.module == "sides.0"
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "ids"), [(True, True, True), (True, False, True), (False, True, False)]
+)
+def test_sides_that_may_know_order(encoder: bool, decoder: bool, ids: bool) -> None:
+    inputs = SIDES if ids else ["source=float32[B,N,64]", SIDES[1]]
+    model = TwoSides(encoder, decoder, ids).eval()
+    assert pediag.check(model, inputs=inputs, seq_len=128, select=[CODE]).findings == []
+
+
+class Sinks(nn.Module):
+    """A causal decoder whose softmax has a column of no token; all tokens are turned as position 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.sink = (
+            nn.Embedding(99, 64),
+            nn.Linear(64, 192),
+            nn.Parameter(torch.zeros(4)),
+        )
+        self.omega = nn.Buffer(1e4 ** (-torch.arange(0, 16, 2) / 16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        b, n = ids.shape
+        x = self.embed(ids)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        turn = torch.polar(torch.ones(n, 8), torch.arange(n)[:, None] * 0 * self.omega)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(t.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+            for t in (q, k)
+        )
+        score = (q @ k.mT / 4).masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), float("-inf"))
+        weight = torch.cat((score, self.sink.view(1, 4, 1, 1).expand(b, 4, n, 1)), -1).softmax(-1)[..., :-1]
+        return x + (weight @ v).transpose(1, 2).flatten(2)
+
+
+def test_complex_positions_that_are_all_zero_beside_a_sink() -> None:
+    (finding,) = findings(Sinks().eval(), CODE, 128)
+    assert finding.severity == "error"
+    assert "the same for every token" in finding.message

@@ -93,6 +93,23 @@ def test_tables_with_a_hole() -> None:
     assert (finding.evidence.measured, "c" in finding.message) == ("nan", True)
 
 
+class ComplexOnes(Turned):
+    """The turns of a layer that should stand still: complex ones in the shape of those of the others."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.project(self.embed(ids)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        angle = torch.outer(torch.arange(ids.shape[1]), self.w)
+        one = torch.ones_like(torch.polar(torch.ones_like(angle), angle))
+        pairs = (torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous()) for t in (q, k))
+        q, k = (torch.view_as_real(t * one).flatten(-2) for t in pairs)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_complex_numbers_that_do_not_turn() -> None:
+    (finding,) = findings(ComplexOnes(by_product, w=plain(1e4)).eval())
+    assert "nothing turns" in finding.message
+
+
 def test_tables_that_do_not_turn() -> None:
     held = {"c": torch.ones(1024, 16), "s": torch.zeros(1024, 16)}
     (finding,) = findings(Turned(from_tables, **held).eval())

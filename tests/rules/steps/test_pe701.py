@@ -135,6 +135,34 @@ def test_an_example_of_several_texts(tmp_path, texts, restart):
     assert found.status == ("fail" if restart else "pass"), found.reason
 
 
+class Sinks(FIXTURE.Rows):
+    """Rotation by halves and a column of no token in the softmax; a step counts from its own tokens."""
+
+    def forward(self, ids: torch.Tensor, past: object = None, use_cache: bool = False) -> object:
+        before = past[0][0].shape[-2] if past is not None else 0
+        place = torch.arange(ids.shape[1], device=ids.device) + (0 if self.restart else before)
+        angle = (place[:, None] * 1e4 ** (-torch.arange(0, 16, 2) / 16)).repeat(1, 2)
+        x, present = self.tokens(ids), []
+        for index, layer in enumerate(self.qkv):
+            q, k, v = layer(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            q, k = (t * angle.cos() + torch.cat((-t[..., 8:], t[..., :8]), -1) * angle.sin() for t in (q, k))
+            if past is not None:
+                k, v = torch.cat((past[index][0], k), -2), torch.cat((past[index][1], v), -2)
+            present.append((k, v))
+            ahead = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1 + before)
+            score = (q @ k.mT / 4).masked_fill(ahead, float("-inf"))
+            weight = torch.cat((score, score.new_zeros(*score.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+            x = x + (weight @ v).transpose(1, 2).flatten(2)
+        return (self.head(x), tuple(present)) if use_cache else self.head(x)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_scores_beside_a_sink(restart):
+    found = findings(Sinks(restart).eval(), CODE, 128)
+    assert [item.evidence.measured for item in found] == ([0] if restart else [])
+    assert outcome(Sinks(restart).eval(), CODE, 128).status == ("fail" if restart else "pass")
+
+
 def test_a_model_without_a_cache():
     found = outcome(load("nanogpt_style", "healthy").model(), CODE, 64)
     assert (found.status, found.reason) == ("not-applicable", "forward takes no cache")
