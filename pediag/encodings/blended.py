@@ -30,7 +30,7 @@ def blended_tables(node: Node, width: int) -> list[Node]:
         operands = [operand for operand in item.inputs() if operand in trained]
         if operands and (item.op_name in _NOT_LINEAR or (item.op_name in _PRODUCTS and len(operands) > 1)):
             return []
-        if operands and item.op_name in SUMS and any(_is_untrained(other, trained) for other in item.inputs()):
+        if operands and _adds_another(item, trained):
             return []
         if operands:
             trained.add(item)
@@ -40,9 +40,9 @@ def blended_tables(node: Node, width: int) -> list[Node]:
     return sorted(tables, key=lambda each: each.index)
 
 
-def _is_untrained(node: Node, trained: set[Node]) -> bool:
-    """Whether a summand is a signal of its own: many numbers, and no trained ones in them."""
-    return node.numel > 1 and node not in trained
+def _adds_another(node: Node, trained: set[Node]) -> bool:
+    """Whether a sum has a summand that is a signal of its own: many numbers, and no trained ones in them."""
+    return node.op_name in SUMS and any(item.numel > 1 and item not in trained for item in node.inputs())
 
 
 def _is_trained(node: Node) -> bool:

@@ -110,6 +110,8 @@ class _Reader:
             mapped |= product and any(_is_trained(item) for item in operands)
             pending += [(item, product or _ends(item)) for item in moving if item not in seen]
             seen.update(moving)
+        if any(item.parameters.get("axis") == "batch" for item in found):
+            return []
         trained = all(isinstance(item, Learned) for item in found)
         return found if mapped and (trained or names <= _LAYERS | _MATRIX | _JOINS) else []
 
@@ -214,10 +216,8 @@ def _is_product(item: object) -> bool:
 
 
 def _through(encoding: Encoding) -> Encoding:
-    """An encoding as layers hand it on: what a table of its own would be asked for is asked for where it is read."""
+    """An encoding as layers hand it on."""
     made = replace(encoding, sites=[], modules=[], source_file=None, source_line=None)
-    if isinstance(made, Learned):
-        made.table = None
     made.parameters = {**encoding.parameters, "through": "trained layers"}
     made.title = f"{encoding.title}, through trained layers"
     return made
