@@ -346,7 +346,7 @@ class _Replay:
         for axis, size in enumerate(recorded):
             if axis == batch:
                 sizes.append(count * (1 if self.reduced else size // self.batch))
-            elif axis == len(recorded) - 1 or size in self.sequence or not self.reduced:
+            elif axis == len(recorded) - 1 or size in self.sequence or not self.reduced or size == 0:
                 sizes.append(size)
             else:
                 sizes.append(1)

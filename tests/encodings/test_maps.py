@@ -235,3 +235,32 @@ def test_keys_that_are_read_back_from_a_cache() -> None:
     assert found.k is not None
     assert found.k.map is not None, found.k.reason
     np.testing.assert_allclose(found.k.map.at(6), matrix(6, W), atol=2e-6)
+
+
+class Frames(nn.Module):
+    """Turns the tokens of a video of a known size, and keeps those behind them, of which there are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.qkv = nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 96)
+
+    def turned(self, x: Tensor, count: int) -> Tensor:
+        a = torch.outer(torch.arange(count).double(), torch.from_numpy(W)).unflatten(1, (1, -1))
+        z = torch.view_as_complex(x[:, :count].double().reshape(len(x), count, 2, -1, 2))
+        turned = torch.view_as_real(z * torch.polar(torch.ones_like(a), a)).flatten(3)
+        return torch.cat((turned, x[:, count:]), 1).float()
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch(images)
+        count = x.shape[2] * x.shape[3]
+        q, k, v = self.qkv(x.flatten(2).mT).unflatten(-1, (3, 2, 16)).unbind(2)
+        q, k = (self.turned(part, count).transpose(1, 2) for part in (q, k))
+        return nn.functional.scaled_dot_product_attention(q, k, v.transpose(1, 2))
+
+
+def test_a_rotation_that_is_joined_with_no_tokens() -> None:
+    (found,) = turns(trace(Frames().eval(), example=lambda n: torch.zeros(1, 3, 4 * 12, 4 * 6)))
+    assert found.q is not None and found.q.map is not None
+    assert max(found.q.map.places) == 12 * 6 - 1
+    for place in found.q.map.places:
+        np.testing.assert_allclose(found.q.map.at(place), matrix(place, W, "interleaved"), atol=2e-5)
