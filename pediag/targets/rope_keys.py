@@ -185,8 +185,9 @@ LATENT: Mapping[str, tuple[int, int]] = {
 }
 """Type of model with latent attention -> channels of a head that turn and that do not, where the config writes none."""
 
-OWN_BASE: Mapping[str, float] = {"gptj": 10000.0, "codegen": 10000.0}
-"""Type of model -> the base in its class's code, which no key changes (``create_sinusoidal_positions``)."""
+OWN_BASE: Mapping[str, float] = {"gptj": 10000.0, "codegen": 10000.0, "roformer": 10000.0}
+"""Type of model -> the base in its class's code, which no key changes (``create_sinusoidal_positions``;
+``RoFormerSinusoidalPositionalEmbedding``)."""
 
 UNLIKE_LAYERS = frozenset(
     """deepseek_v4 diffusion_gemma_text embedding_gemma2_text gemma4_text gemma4_unified_text neucodec qwen2_5_omni_dit

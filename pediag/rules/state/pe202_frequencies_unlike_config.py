@@ -22,8 +22,8 @@ Where several declarations stand (layers of two types, two models), a rotation t
 another is compared with the nearest that nothing serves yet. Where every layer ran and turns, all rotations agree with
 some declaration, and none has what is declared for one type of layers, those layers turn by another's. Sections about
 other models (vision, audio, a patcher) and bases that the class assumes may be agreed with, and accuse nothing. But a
-base that is written in the code of a class, where no key changes it (GPT-J, CodeGen), counts as declared in a config
-that transformers wrote.
+base that is written in the code of a class, where no key changes it (GPT-J, CodeGen, RoFormer), counts as declared in a
+config that transformers wrote.
 
 ## Known limits
 

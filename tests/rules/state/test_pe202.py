@@ -125,9 +125,9 @@ def test_trained_frequencies_are_not_judged() -> None:
     assert not findings(made, "PE202", "PE203")
 
 
-@pytest.mark.parametrize("kind", ["gptj", "codegen"])
+@pytest.mark.parametrize("kind", ["gptj", "codegen", "roformer"])
 def test_a_base_in_the_code_of_a_class(kind: str) -> None:
-    """``create_sinusoidal_positions`` of both has 10000 in its code, and no key changes it."""
+    """Their modelling files have 10000 in the code that makes the tables, and no key changes it."""
     written = {"model_type": kind, "transformers_version": "5.24.0", "rope_theta": None}
     finding = only(tabled(plain(5e4), **written), seq_len=1000)
     assert "base 50000" in finding.message
