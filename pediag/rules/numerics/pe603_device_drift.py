@@ -124,7 +124,7 @@ def check(facets: Facets) -> Iterator[Finding]:
                 yield finding
     if not judged:
         raise CouldNotCheck(
-            "no angles and no formula of a table are at hand; give the model with its weights"
+            "forward computes no angles, and no stored table that is at hand has columns of one frequency each"
         )
 
 
