@@ -160,8 +160,36 @@ def module_paths(model: nn.Module, place: Place) -> Iterator[None]:
 
 
 @contextmanager
+def _plain_masks() -> Iterator[None]:
+    """Have torch's own causal masks made as the numbers that they stand for: abstract tensors are of no such class.
+
+    Not where forward is the first to import them, which takes seconds.
+    """
+    module = sys.modules.get("torch.nn.attention.bias")
+    if module is None:
+        yield
+        return
+
+    def made(kind: type, variant: object, queries: int, keys: int) -> torch.Tensor:
+        shown = torch.ones(queries, keys, dtype=torch.bool, device=torch.get_default_device())
+        return shown.tril(keys - queries if variant == module.CausalVariant.LOWER_RIGHT else 0)
+
+    module.CausalBias.__new__ = made
+    try:
+        yield
+    finally:
+        del module.CausalBias.__new__
+
+
+@contextmanager
 def eager() -> Iterator[None]:
-    """Run functions that the user compiled as they were written."""
+    """Run what the user compiled as it was written, and torch's causal masks as numbers."""
+    with _plain_masks(), _uncompiled():
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return

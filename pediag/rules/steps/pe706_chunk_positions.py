@@ -34,7 +34,8 @@ scaling with keys cached after rotation is known to differ a little and was acce
 ## Fix
 
 Add the number of cached tokens to the positions of the chunk. Choose the table from the total length before the first
-chunk, or keep keys unrotated in the cache. Of a mask take rows `past : past + n`.
+chunk, or keep keys unrotated in the cache. Of a mask take rows `past : past + n`, as `causal_lower_right` of
+`torch.nn.attention.bias` has them.
 
 ## References
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
+import pediag
 from tests.rules._fixtures import load
 from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
 from tests.rules.steps._real import decoded, whole
@@ -53,6 +55,29 @@ class Unmasked(FIXTURE.Fused):
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=past is None)
         out = out.transpose(1, 2).flatten(2)
         return (out, (k, v)) if use_cache else out
+
+
+class LowerRight(FIXTURE.Fused):
+    """PyTorch's own mask that ends at the last key."""
+
+    def forward(self, ids, past=None, use_cache=False):
+        q, k, v = self.qkv(self.tokens(ids)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        before = 0 if past is None else past[0].shape[-2]
+        q, k = self.turned(q, before), self.turned(k, before)
+        if past is not None:
+            k, v = torch.cat((past[0], k), -2), torch.cat((past[1], v), -2)
+        mask = causal_lower_right(q.shape[-2], k.shape[-2])
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = out.transpose(1, 2).flatten(2)
+        return (out, (k, v)) if use_cache else out
+
+
+def test_pytorchs_mask_from_the_last_key_on_is_silent_and_left_as_it_was():
+    model = LowerRight(False).eval()
+    found = pediag.check(model, seq_len=FIXTURE.SEQ_LEN)
+    assert [item.code for item in found.findings if item.severity != "note"] == []
+    assert outcome(model, CODE, FIXTURE.SEQ_LEN).status == "pass"
+    assert type(causal_lower_right(2, 5)) is CausalBias
 
 
 def test_a_chunk_that_sees_all_that_came_before_it_is_silent():
