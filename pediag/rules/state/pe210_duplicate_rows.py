@@ -35,6 +35,7 @@ encoding tells them apart.
 
 ## Known limits
 
+- Rows and columns that are exchanged, or counted by another width than the image has, leave all places apart.
 - A table whose rows are all equal is one that was filled with a constant and not trained yet.
 - Found with projections on random directions: of nearly equal rows about one pair in a thousand may be missed.
 - Stored ids are PE208; rows beyond the table, also where ids are clamped to its end, PE502; ids that a half format

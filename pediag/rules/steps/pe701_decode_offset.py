@@ -35,8 +35,8 @@ silent. Where a cache has dropped keys between others, places counted over what 
 tokens. The convention of the cache is told from the signature of forward and confirmed by the trace: attention must
 see keys of earlier tokens. Where that fails the rule could not check; `--cache NAME=VALUE` names it. Batches with
 padding are PE703, a bias that is constant in the step PE702, chunks of several tokens PE706. Cross-attention has no
-new keys and is not judged. In the first attention what is added is judged as a whole; rows that are added in later
-layers only are not.
+new keys and is not judged; nor are keys that each step makes anew from kept hidden states (XLNet). In the first
+attention what is added is judged as a whole; rows that are added in later layers only are not.
 
 ## Fix
 
