@@ -52,7 +52,7 @@ import numpy as np
 from pediag.rules import _angles
 from pediag.rules.finding import Evidence, Finding, Fix, Where
 from pediag.rules.rule import CouldNotCheck, Facets, NotApplicable, rule
-from pediag.rules.state import _axes, _stored
+from pediag.rules.state import _axes, _still, _stored
 from pediag.theory.frequencies import inverse_frequencies
 from pediag.theory.recover import identify
 
@@ -286,14 +286,14 @@ class _Looked:
         for found in seen.values():
             if 0.0 not in found:
                 one = found.get(1.0)
-                if one is not None and _turn_of_nothing(self.trace, one):
+                if one is not None and _still.turns_nothing(self.trace, one):
                     bad = Bad(0, 1.0, "is 1, as is every complex number of the table: nothing turns")
                     pairs = one.position[0].shape[-1]
                     yield self._suspect(bad, pairs, one.result, one.frame, "", one, table=True)
                 continue
             site = found[0.0]
             leaf = _table_of(site.position[0])
-            if not (set(found) == {0.0, 1.0} or _annuls(site, leaf)):
+            if not (set(found) == {0.0, 1.0} or _still.annuls(site, leaf)):
                 continue
             what = "is 0 where sines should be, and every cosine is 1: nothing turns"
             bad = Bad(0, 0.0, what if len(found) > 1 else "is 0, as is all of the table: every product is 0")
@@ -316,25 +316,6 @@ class _Looked:
         if not (value.is_floating_point() or value.is_complex()) or not bool((value == first).all()):
             return None
         return float(first.real) if float(first.imag if value.is_complex() else 0.0) == 0 else None
-
-
-def _annuls(site: Site, leaf: Node | None) -> bool:
-    """Whether content is multiplied with a stored table of complex numbers, which has no other use than to turn it."""
-    return leaf is not None and not leaf.trainable and leaf.dtype.is_complex and site.op == "mul"
-
-
-def _turn_of_nothing(trace: Trace, site: Site) -> bool:
-    """Whether complex content is multiplied with a complex number for each token and pair, all of them alike."""
-    table = site.position[0]
-    pairs = table.shape[-1]
-    return (
-        site.op == "mul"
-        and table.dtype.is_complex
-        and not table.trainable
-        and any(node.dtype.is_complex for node in site.content)
-        and pairs > 1
-        and pairs not in trace.lengths.moving
-    )
 
 
 def _turns(numbers: Floats) -> bool:
