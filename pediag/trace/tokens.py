@@ -18,6 +18,7 @@ _PLAIN = frozenset(
     ("getitem", "view", "_unsafe_view", "reshape", "transpose", "permute", "clone", "contiguous", "unsqueeze")
 )
 _PRODUCTS = frozenset(("bmm", "mm", "baddbmm", "matmul"))
+_LAYERS = frozenset(("mm", "addmm", "linear"))
 # A convolution or a fold makes one place of at most this many tokens; fewer places than that are fixed ones.
 _LARGEST_STRIDE = 8
 # Tokens beside the patches that a table of patches leaves out: a class token, a distillation token, registers.
@@ -170,10 +171,25 @@ def _contents(node: Node) -> list[Node]:
 
 
 def _widths(trace: Trace, model: nn.Module) -> Iterator[int]:
+    pooled = _pooled(trace)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            yield from (module.in_features, module.out_features)
+            yield from {module.in_features, module.out_features} - pooled
         elif isinstance(module, nn.LayerNorm):
             yield int(module.normalized_shape[-1])
     for attention in trace.graph.attentions:
         yield from (attention.query.shape[-1], attention.key.shape[-1])
+
+
+def _pooled(trace: Trace) -> set[int]:
+    """Widths of layers that run on one row a text alone (a time step, a class), which no axis of places lies beside."""
+    given = {node.shape[0] for node in trace.graph.nodes if node.given and node.shape}
+    alone: set[int] = set()
+    beside: set[int] = set()
+    for node in trace.graph.nodes:
+        if node.op_name in _LAYERS and node.provenance is Provenance.CONTENT:
+            fed = next((item for item in node.inputs() if item.provenance is Provenance.CONTENT), None)
+            if fed is not None and len(fed.shape) > 1:
+                once = math.prod(fed.shape[:-1]) in {trace.sizes.batch, *given}
+                (alone if once else beside).update((fed.shape[-1], node.shape[-1]))
+    return alone - beside
