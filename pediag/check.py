@@ -19,12 +19,14 @@ from pediag.rules.run import NO_CONFIG, run
 from pediag.settings import Allowed, decided
 from pediag.targets import (
     Config,
+    Example,
+    Inputs,
     InputSpec,
     Target,
     fit_notes,
     maximum_length,
     open_target,
-    parse_input_spec,
+    read_inputs,
     serving_dtype,
     staying,
     trained_length,
@@ -76,6 +78,7 @@ class Options:
     gather: bool = False
     cache: tuple[CacheSpec, ...] = ()
     beside: Callable[[Facets], None] | None = None
+    example: Example | None = None
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ def check(
     train_len: int | None = None,
     dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
-    inputs: str | Iterable[str | InputSpec] = (),
+    inputs: Inputs = (),
     cache: str | Iterable[str] = (),
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
@@ -110,7 +113,8 @@ def check(
 
     ``target`` is a live module or what the command line takes. ``seq_len`` defaults to the longest the model
     declares or holds rows for. ``dtype`` is the dtype the model will be cast to. ``inputs`` are specs such as
-    ``"input_ids=int64[B,N]"``. ``cache`` says how forward is given what it remembers, such as ``"past=out[1]"``, where
+    ``"input_ids=int64[B,N]"``, the arguments of forward (a tensor, a tuple, a dictionary by name), or a function of the
+    length that returns them. ``cache`` says how forward is given what it remembers, such as ``"past=out[1]"``, where
     that cannot be told. ``select`` and ``ignore`` are codes, names or prefixes. With ``gather`` sharded tables that
     positions need are read from all ranks; every rank must call then, with the same options. ``trust`` lets code that
     came with the target run; a path is the settings file of the user's that says so. ``reference`` is a target that
@@ -137,7 +141,7 @@ def inspect(
     train_len: int | None = None,
     dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
-    inputs: str | Iterable[str | InputSpec] = (),
+    inputs: Inputs = (),
     trust: Allowed = False,
     gather: bool = False,
     progress: Progress | None = None,
@@ -159,7 +163,7 @@ def _options(
     train_len: int | None,
     dtype: str | torch.dtype | None,
     config: str | os.PathLike[str] | None,
-    inputs: str | Iterable[str | InputSpec],
+    inputs: Inputs,
     trust: Allowed,
     gather: bool,
 ) -> Options:
@@ -168,17 +172,13 @@ def _options(
             raise UsageError(
                 f"{name} must be a whole number of tokens from 1 to {GREATEST_LENGTH}; got {value!r}"
             )
-    listed = (inputs,) if isinstance(inputs, str) else inputs
-    specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in listed)
-    names = [spec.name for spec in specs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"--input {twice}: is given twice; give each input once")
+    specs, example = read_inputs(inputs)
     if config is not None and not isinstance(config, (str, os.PathLike)):
         raise UsageError(f"config must be the path of a config.json; got a {type(config).__name__}")
-    return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust, gather)
+    return Options(seq_len, train_len, serving_dtype(dtype), config, specs, trust, gather, example=example)
 
 
-def refuse(seq_len: int | None, inputs: str | Iterable[str | InputSpec]) -> None:
+def refuse(seq_len: int | None, inputs: Inputs) -> None:
     """Raise UsageError for a length in tokens or inputs that :func:`look` would not take."""
     _options(seq_len, None, None, None, inputs, False, False)
 
@@ -203,7 +203,7 @@ def look(
     seq_len: int | None = None,
     dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
-    inputs: str | Iterable[str | InputSpec] = (),
+    inputs: Inputs = (),
     trust: Allowed = False,
     progress: Progress | None = None,
 ) -> Known:
@@ -255,6 +255,8 @@ def _judged(
     declared = understood(Config.from_file(options.config)) if options.config is not None else None
     trust, told = decided(options.trust, target)
     opened = target if isinstance(target, Target) else open_target(target, config=declared, trust=trust)
+    if options.example is not None:
+        opened = replace(opened, example_inputs=options.example)
     seen = _run_as_theirs(opened, options, step)
     if options.beside is not None:
         options.beside(seen.facets)
@@ -269,7 +271,7 @@ def _judged(
         outcomes=differences.named(run(rules, seen.facets), seen.facets),
         notes=[*(registry.left_out() if rules else ()), *told, *opened.notes, *seen.notes],
     )
-    _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs))
+    _raise_unexplained(seen, report, inspecting=not rules, given=bool(options.inputs or options.example))
     return report, seen.facets
 
 

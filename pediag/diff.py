@@ -6,7 +6,7 @@ Both go through the pipeline of :mod:`pediag.check` up to its rules; what is kno
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pediag.settings import Allowed
-    from pediag.targets import InputSpec
+    from pediag.targets import Inputs
 
 
 def diff(
@@ -31,8 +31,8 @@ def diff(
     seq_len: int | None = None,
     config_a: str | os.PathLike[str] | None = None,
     config_b: str | os.PathLike[str] | None = None,
-    inputs_a: str | Iterable[str | InputSpec] = (),
-    inputs_b: str | Iterable[str | InputSpec] = (),
+    inputs_a: Inputs = (),
+    inputs_b: Inputs = (),
     equal_values: bool = False,
     trust: Allowed = False,
     progress: Progress | None = None,
@@ -66,7 +66,7 @@ class _Asked:
     letter: str
     target: Any
     config: str | os.PathLike[str] | None
-    inputs: str | Iterable[str | InputSpec]
+    inputs: Inputs
     trust: Allowed
     progress: Progress | None
 

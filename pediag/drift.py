@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pediag.settings import Allowed
-    from pediag.targets import InputSpec
+    from pediag.targets import Inputs
 
 LANES = (
     "as written",
@@ -53,7 +53,7 @@ def drift(
     lanes: str | Iterable[str] = (),
     dtype: str | torch.dtype | None = None,
     config: str | os.PathLike[str] | None = None,
-    inputs: str | Iterable[str | InputSpec] = (),
+    inputs: Inputs = (),
     against: str | os.PathLike[str] | None = None,
     trust: Allowed = False,
     progress: Progress | None = None,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pediag.watching.run import Watch
 
 if TYPE_CHECKING:
-    from pediag.targets import InputSpec
+    from pediag.targets import Inputs
     from pediag.trace.ranks import Ranks
 
 
@@ -23,7 +22,7 @@ def watch(
     ranks: bool | Ranks = False,
     attention: bool = False,
     seq_len: int | None = None,
-    inputs: str | Iterable[str | InputSpec] = (),
+    inputs: Inputs = (),
     first_step: int = 0,
 ) -> Watch:
     """Watch how a model learns positions while it trains: ``with pediag.watch(model, optimizer): ...``.

@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from pediag.targets.code.usercode import describe, shown, staying
     from pediag.targets.config import Config, maximum_length, trained_length
     from pediag.targets.folders.original import understood
-    from pediag.targets.inputs import InputSpec, parse_input_spec, serving_dtype
+    from pediag.targets.inputs import Example, Inputs, InputSpec, parse_input_spec, read_inputs, serving_dtype
     from pediag.targets.opening import open_target
     from pediag.targets.target import LazyTensor, Target, tensor_for
 
 __all__ = [
     "Config",
+    "Example",
     "InputSpec",
+    "Inputs",
     "LazyTensor",
     "Target",
     "describe",
@@ -24,6 +26,7 @@ __all__ = [
     "maximum_length",
     "open_target",
     "parse_input_spec",
+    "read_inputs",
     "serving_dtype",
     "shown",
     "staying",
@@ -42,7 +45,10 @@ _HOMES = {
     "trained_length": "config",
     "understood": "folders.original",
     "InputSpec": "inputs",
+    "Example": "inputs",
+    "Inputs": "inputs",
     "parse_input_spec": "inputs",
+    "read_inputs": "inputs",
     "serving_dtype": "inputs",
     "open_target": "opening",
     "LazyTensor": "target",

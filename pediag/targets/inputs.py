@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pediag.errors import UsageError
 
@@ -71,6 +72,53 @@ class InputSpec:
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes with B, N and M replaced. Raises UsageError for a letter not given or a negative size."""
         return tuple(_evaluate(self, dim, sizes) for dim in self.dims)
+
+
+Example = Callable[[int], Any]
+"""Gives a model's arguments for a length in tokens, as ``example_inputs`` beside a model does."""
+
+Inputs = str | InputSpec | Iterable[Any] | Mapping[str, Any] | Example
+"""What ``inputs`` of the Python functions takes: see :func:`read_inputs`."""
+
+
+def read_inputs(inputs: Inputs) -> tuple[tuple[InputSpec, ...], Example | None]:
+    """Specs, or what gives the arguments of forward.
+
+    ``inputs`` is one spec such as ``"input_ids=int64[B,N]"`` or several; the arguments themselves, as a tensor, a tuple
+    or a dictionary by name; or a function of the length in tokens that returns them. Raises UsageError for another
+    thing, and for a spec that cannot be read or is given twice.
+    """
+    if isinstance(inputs, (str, InputSpec)):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping) or _is_tensor(inputs):
+        given = inputs
+        return (), lambda seq_len: given
+    if callable(inputs):
+        return (), inputs
+    if not isinstance(inputs, Iterable):
+        raise UsageError(_NO_INPUTS.format(type(inputs).__name__))
+    items = tuple(inputs)
+    if any(_is_tensor(item) or isinstance(item, Mapping) for item in items):
+        return (), lambda seq_len: items
+    if odd := next((item for item in items if not isinstance(item, (str, InputSpec))), None):
+        raise UsageError(_NO_INPUTS.format(type(odd).__name__))
+    specs = tuple(item if isinstance(item, InputSpec) else parse_input_spec(item) for item in items)
+    names = [spec.name for spec in specs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--input {twice}: is given twice; give each input once")
+    return specs, None
+
+
+_NO_INPUTS = (
+    "inputs: {} is no input; give specs such as 'input_ids=int64[B,N]', the arguments of forward (a tensor, a tuple "
+    "or a dictionary by name), or a function of the length that returns them"
+)
+
+
+def _is_tensor(item: object) -> bool:
+    """Whether it is a tensor, without importing torch: there is none where torch was not imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.Tensor)
 
 
 def parse_input_spec(text: str) -> InputSpec:

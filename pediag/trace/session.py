@@ -51,6 +51,7 @@ from pediag.trace.place import Effort, Enough, Laborious, Lengths, explain
 from pediag.trace.plain import plain_attributes, unregistered
 from pediag.trace.recorder import Recorder
 from pediag.trace.sites import classify
+from pediag.trace.stretching import following
 from pediag.trace.tokens import at_length, attended, contracts_tokens, folds_texts
 
 _SHARED_BELOW = 1 << 22
@@ -281,7 +282,8 @@ class Session:
 
     def _first_that_runs(self) -> Trace:
         failed: list[tuple[Trace, Maker]] = []
-        for maker in told_apart(candidates(self.model, self.specs, self.target.example_inputs), self._dims):
+        ways = candidates(self.model, self.specs, self.target.example_inputs)
+        for maker in told_apart(following(ways, self._sizes, self._run_by, self.target.notes), self._dims):
             for row in range(ROWS):
                 sizes = self._sizes(row)
                 trace = self._run(maker(sizes), sizes, None)
@@ -302,8 +304,7 @@ class Session:
         trace, self._maker = min(failed, key=lambda pair: distance(pair[0].failure))
         if trace.failure is not None and (trace.failure.site is not None or self._batch == 1):
             return trace
-        alone = self._alone() if not trace.fed.given else None
-        return alone if alone is not None else self._pieces(trace)
+        return (self._alone() if not trace.fed.given else None) or self._pieces(trace)
 
     def _alone(self) -> Trace | None:
         """The pass of one text, for a model that is made for few: it holds a cache of so many, say."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -21,7 +21,7 @@ from pediag.rules.learning.pe804_ranks_disagree import COUNTED_TWICE
 from pediag.rules.registry import find
 from pediag.rules.rule import Facets, NotApplicable
 from pediag.rules.run import run
-from pediag.targets import InputSpec
+from pediag.targets import Inputs, read_inputs
 from pediag.targets.code.optimizers import innermost, listed, optimised
 from pediag.trace.ranks import Ranks, RankState, refuse_ranks, require_ranks, state
 from pediag.version import __version__
@@ -57,14 +57,15 @@ class Watch:
         ranks: bool | Ranks = False,
         attention: bool = False,
         seq_len: int | None = None,
-        inputs: str | Iterable[str | InputSpec] = (),
+        inputs: Inputs = (),
         first_step: int = 0,
     ) -> None:
         for name, value, least in (("every", every, 1), ("first_step", first_step, 0)):
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} must be a whole number of steps from {least} on; got {value!r}")
         refuse_ranks(ranks)
-        inputs = inputs if isinstance(inputs, str) else tuple(inputs)
+        specs, example = read_inputs(inputs)
+        inputs = specs if example is None else example
         refuse(seq_len, inputs)
         self.model, self.root = model, innermost(model)
         self.optimizers = listed(optimizer) if optimizer is not None else []
