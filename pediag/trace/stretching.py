@@ -31,7 +31,7 @@ def following(
     where such a call does not run, or attention does not go along the tokens then. ``sizes_of`` gives shorter sizes
     for higher numbers below ``ROWS``.
     """
-    for maker in makers:
+    for maker in map(_once, makers):
         axis = next((axis for axis in (1, 0) if _is_followed(maker, axis, sizes_of, run)), None)
         if axis is not None:
             notes.append(
@@ -39,6 +39,20 @@ def following(
                 "repeated to the length that is judged"
             )
         yield maker if axis is None else _repeating(maker, axis)
+
+
+def _once(maker: Maker) -> Maker:
+    """``maker``, asked once where it is asked for the same sizes again."""
+    last: dict[Sizes, Candidate] = {}
+
+    def made(sizes: Sizes) -> Candidate:
+        if sizes not in last:
+            call = maker(sizes)
+            last.clear()
+            last[sizes] = call
+        return last[sizes]
+
+    return made
 
 
 def _is_followed(maker: Maker, axis: int, sizes_of: Callable[[int], Sizes], run: Run) -> bool:
