@@ -127,6 +127,38 @@ def test_a_finding_without_a_reason_is_counted_at_either_length() -> None:
     assert "PE998 warning at the short length alone: short" in made.cells[4]
 
 
+@pytest.mark.parametrize(
+    ("item", "is_wrong"),
+    [
+        (outcome(), False),
+        (outcome(schemes=["learned"]), True),
+        (outcome(parts="why", theirs="theirs"), False),
+        (outcome(stopped="why", theirs="theirs"), False),
+        (outcome(stopped="why"), True),
+        (outcome(findings=[("PE999", "error", "why")]), True),
+        (outcome(internal=["internal error"]), True),
+        (outcome(skipped="not installed"), False),
+    ],
+)
+def test_what_the_lists_do_not_say_fails(
+    item: judging.Outcome, is_wrong: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeping, "run", lambda *_: iter([item]))
+    assert main(["llama"]) == int(is_wrong)
+    assert ("\nllama " in capsys.readouterr().out) == is_wrong
+
+
+def test_a_listed_miss_passes_until_it_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "missed", lambda: {"llama": "why"})
+    for item, wrong in ((outcome(schemes=["learned"]), []), (outcome(stopped="why"), [])):
+        totals = tables.Totals()
+        totals.add(item, tables.row(item))
+        assert totals.wrong == wrong
+    totals = tables.Totals()
+    totals.add(outcome(), tables.row(outcome()))
+    assert totals.wrong == ["llama is recognised; take it off missed.tsv"]
+
+
 def test_the_page_tells_what_did_not_run() -> None:
     made = [outcome(), outcome(stopped="it | stops", theirs="")]
     page = tables.page(made, [tables.row(item) for item in made], tables.Totals())
