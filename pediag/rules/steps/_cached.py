@@ -43,7 +43,7 @@ class Fault:
     ``tokens`` are the new tokens, ``used`` the positions that they have, relative to the cached keys where these
     moved too (None where it is none of the full pass); ``largest`` is the largest difference, ``spread`` the largest
     number. ``lost`` says that the term is constant, ``wide`` what it spans in the full pass, ``angle`` how far cached
-    keys are from those of the full pass, in radians.
+    keys are from those of the full pass, in radians; ``turns`` that positions turn something in that term.
     """
 
     part: str
@@ -57,6 +57,7 @@ class Fault:
     lost: bool = False
     wide: float = 0.0
     angle: float = 0.0
+    turns: bool = False
 
     @property
     def kind(self) -> object:
@@ -125,7 +126,19 @@ def _compared(cached: Cached) -> Judged:
         else:
             found.chunk += faults
             found.has_chunk = True
+    _leave_out(found)
     return found
+
+
+def _leave_out(found: Judged) -> None:
+    """Without products that differ in the prefill already though nothing turns in them.
+
+    What differs there is no position: keys that a convolution over the tokens or a state mixes.
+    """
+    mixed = {fault.kind for fault in found.prefill if fault.part == "turned" and not fault.turns}
+    for faults in (found.prefill, found.singles, found.chunk):
+        found.judged -= sum(fault.kind in mixed for fault in faults)
+        faults[:] = [fault for fault in faults if fault.kind not in mixed]
 
 
 def _faults(cached: Cached, done: Pass, found: Judged) -> Iterator[Fault]:
@@ -204,6 +217,7 @@ def _in_scores(done: Pass, full: Reading, here: Reading, modules: tuple[str, ...
             lost,
             wide,
             _angle(full, here),
+            any(site.kind == "rotary" for site in (*sites, *others)),
         )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 import pediag
+from pediag.rules.steps._cached import Fault, Judged, _leave_out
 from tests.rules._fixtures import load
 from tests.rules.entry._judge import assert_points_at_mark, cases, findings, outcome
 from tests.rules.steps._real import decoded, whole
@@ -142,3 +145,67 @@ def test_a_cache_that_drops_keys_may_count_the_places_that_are_left():
     # 39 cached tokens and a chunk of 19 in a cache of 40: the first new key lies at place 21.
     assert finding.severity == "error"
     assert "19 tokens after 39" in finding.message
+
+
+class Convolved(nn.Module):
+    """Content-relative rows by distance, and keys that a causal convolution over the last tokens makes.
+
+    The cache holds keys, values and the tokens that the convolution looks back at. With ``restart`` the distance of a
+    step counts its query as the first token.
+    """
+
+    def __init__(self, restart: bool = False, width: int = 32, reach: int = 64, back: int = 3) -> None:
+        super().__init__()
+        self.restart, self.back = restart, back
+        self.tokens, self.qkv = nn.Embedding(103, width), nn.Linear(width, 3 * width, bias=False)
+        self.mixing = nn.Conv1d(width, width, back + 1, groups=width, bias=False)
+        self.rows = nn.Parameter(torch.randn(width, reach))
+
+    def forward(self, ids, past=None, use_cache=False):
+        x = self.tokens(ids)
+        q, raw, v = self.qkv(x).chunk(3, -1)
+        state = past[2] if past is not None else raw.new_zeros(raw.shape[0], self.back, raw.shape[-1])
+        raw = torch.cat((state, raw), 1) if use_cache else raw
+        mixed = functional.conv1d(raw.mT, self.mixing.weight, padding=self.back, groups=raw.shape[-1]).mT
+        k = mixed[:, : raw.shape[1]][:, -x.shape[1] :]
+        if past is not None:
+            k, v = torch.cat((past[0], k), 1), torch.cat((past[1], v), 1)
+        before = k.shape[1] - q.shape[1]
+        place = torch.arange(q.shape[1], device=ids.device) + (0 if self.restart else before)
+        distance = place[:, None] - torch.arange(k.shape[1], device=ids.device)
+        index = distance.clamp(0, self.rows.shape[1] - 1).expand(ids.shape[0], -1, -1)
+        score = (q @ k.mT + (q @ self.rows).gather(-1, index)) * q.shape[-1] ** -0.5
+        ahead = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=ids.device).triu(1 + before)
+        score = score.masked_fill(ahead, float("-inf"))
+        weight = torch.cat((score, score.new_zeros(*score.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+        return (x + weight @ v, (k, v, raw[:, -self.back :])) if use_cache else x + weight @ v
+
+
+@pytest.mark.parametrize("code", ["PE701", "PE702", "PE706"])
+def test_keys_that_a_convolution_mixes_are_no_table_by_length(code):
+    """Cached steps of the healthy model are those of one pass, in real numbers; its keys turn by no position."""
+    model = Convolved().eval()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        full, (first, past) = model(ids), model(ids[:, :7], use_cache=True)
+        rest = model(ids[:, 7:], past, use_cache=True)[0]
+    assert torch.allclose(torch.cat((first, rest), 1), full, atol=1e-5)
+    assert findings(model, code, 64) == []
+
+
+def test_what_differs_in_the_prefill_though_nothing_turns_is_left_out_of_every_pass():
+    def fault(turns, module, part="turned"):
+        return Fault(part, (0,), (None,), 1.0, 1.0, (module,), None, None, turns=turns)
+
+    found = Judged(None, judged=6)
+    found.prefill = [fault(False, "mixed"), fault(True, "turning")]
+    found.singles = [fault(False, "mixed"), fault(True, "turning"), fault(False, "mixed", "bias")]
+    found.chunk = [fault(False, "other")]
+    _leave_out(found)
+    assert [item.modules for item in found.prefill] == [("turning",)]
+    assert [(item.part, item.modules) for item in found.singles] == [
+        ("turned", ("turning",)),
+        ("bias", ("mixed",)),
+    ]
+    assert [item.modules for item in found.chunk] == [("other",)]
+    assert found.judged == 4
