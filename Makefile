@@ -15,9 +15,9 @@ help:
 	@echo 'make lint    ruff and mypy'
 	@echo 'make format  let ruff rewrite what it can'
 	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
-	@echo 'make zoo     judge the models of transformers and of other libraries and write docs/zoo.md (an hour)'
-	@echo 'make corpus  judge reported and planted faults beside healthy twins and write docs/corpus.md (half an hour)'
-	@echo 'make reported  judge the reported faults alone, write nothing (minutes; part of CI)'
+	@echo 'make zoo     judge the models of transformers and of other libraries and write docs/zoo.md (half an hour)'
+	@echo 'make corpus  judge reported and planted faults beside healthy twins and write docs/corpus.md (a quarter of an hour; part of CI)'
+	@echo 'make reported  judge the reported faults alone, write nothing (minutes)'
 	@echo 'make docs    write docs/rules from the rules'
 	@echo 'make clean   remove .venv and caches'
 
