@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_VERBOSITY := error
 
-.PHONY: help setup demo test lint format bench zoo corpus reported docs clean
+.PHONY: help setup demo test lint format bench zoo texts corpus reported docs clean
 
 help:
 	@echo 'make demo    check a faulty model, a trained one and a healthy one, and say what was found'
@@ -16,6 +16,7 @@ help:
 	@echo 'make format  let ruff rewrite what it can'
 	@echo 'make bench   what pediag costs, beside its peers; with ARGS=--slow also the rows that take minutes'
 	@echo 'make zoo     judge the models of transformers and of other libraries and write docs/zoo.md (half an hour)'
+	@echo 'make texts   judge the text models of transformers alone, write nothing (ten minutes; part of CI)'
 	@echo 'make corpus  judge reported and planted faults beside healthy twins and write docs/corpus.md (a quarter of an hour; part of CI)'
 	@echo 'make reported  judge the reported faults alone, write nothing (minutes)'
 	@echo 'make docs    write docs/rules from the rules'
@@ -57,6 +58,9 @@ ZOO_LIBRARIES := timm torchvision x-transformers rotary-embedding-torch litgpt l
   torchmetrics jsonargparse einops einx frozendict loguru torch-einops-utils
 zoo: $(STAMP) $(ZOO)/.installed
 	@PYTHONPATH=$(CURDIR)/$(ZOO) $(BIN)/python -m fixtures.zoo --markdown docs/zoo.md
+
+texts: $(STAMP)
+	@$(BIN)/python -m fixtures.zoo --kind text
 
 $(ZOO)/.installed: constraints.txt $(STAMP)
 	@for name in $(ZOO_LIBRARIES); do \
