@@ -10,6 +10,7 @@ import numpy as np
 from pediag.encodings.additive import attach
 from pediag.encodings.model import ContentRelative, Encoding
 from pediag.encodings.program import call, leaf_names
+from pediag.encodings.regions import content_behind
 from pediag.encodings.relative import Read, reads
 from pediag.encodings.scores import Scores, all_scores
 from pediag.trace.graph import Node, Provenance, Site
@@ -71,13 +72,4 @@ def _side(scores: Scores, content: Node) -> str:
 
 def _unprojected(operand: Node) -> set[Node]:
     """Content that ``operand`` is made of, back to the projections that made it."""
-    seen: set[Node] = set()
-    pending = [operand]
-    while pending:
-        node = pending.pop()
-        if node in seen or node.provenance is not Provenance.CONTENT:
-            continue
-        seen.add(node)
-        if call(node)[0] not in _ENDS:
-            pending.extend(node.inputs())
-    return seen
+    return content_behind(operand, lambda node: call(node)[0] in _ENDS)

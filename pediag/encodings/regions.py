@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pediag.trace import Node, Provenance, Site, Trace, Unavailable
@@ -51,6 +51,20 @@ class Region:
     applications: int
     onward: list[Node] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
+
+
+def content_behind(operand: Node, is_end: Callable[[Node], bool]) -> set[Node]:
+    """Content that ``operand`` is made of, back to the nodes that are ends, and these."""
+    members: set[Node] = set()
+    pending = [operand]
+    while pending:
+        node = pending.pop()
+        if node in members or node.provenance is not Provenance.CONTENT:
+            continue
+        members.add(node)
+        if not is_end(node):
+            pending.extend(node.inputs())
+    return members
 
 
 class Regions:
@@ -123,16 +137,7 @@ class Regions:
 
     def local(self, operand: Node) -> set[Node]:
         """Content computed from ``operand`` back to the projections that made it."""
-        members: set[Node] = set()
-        pending = [operand]
-        while pending:
-            node = pending.pop()
-            if node in members or node.provenance is not Provenance.CONTENT:
-                continue
-            members.add(node)
-            if not self.is_projection(node):
-                pending.extend(node.inputs())
-        return members
+        return content_behind(operand, self.is_projection)
 
     def is_projection(self, node: Node) -> bool:
         """Whether weights or other content mix the channels here, so that a slice starts behind it."""

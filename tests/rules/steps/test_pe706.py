@@ -46,33 +46,35 @@ def test_a_causal_mask_that_starts_at_the_first_key():
     assert findings(FIXTURE.faulty_fused(), "PE701", FIXTURE.SEQ_LEN) == []
 
 
-class Unmasked(FIXTURE.Fused):
+class Masked(FIXTURE.Fused):
+    """The fixture's layer with another mask, made by ``mask`` of the queries, the keys and whether there is a cache."""
+
+    def mask(self, queries, keys, cached):
+        raise NotImplementedError
+
+    def forward(self, ids, past=None, use_cache=False):
+        q, k, v = self.qkv(self.tokens(ids)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        before = 0 if past is None else past[0].shape[-2]
+        q, k = self.turned(q, before), self.turned(k, before)
+        if past is not None:
+            k, v = torch.cat((past[0], k), -2), torch.cat((past[1], v), -2)
+        given = self.mask(q.shape[-2], k.shape[-2], past is not None)
+        out = functional.scaled_dot_product_attention(q, k, v, **given).transpose(1, 2).flatten(2)
+        return (out, (k, v)) if use_cache else out
+
+
+class Unmasked(Masked):
     """A mask without cached keys only, as generation by single tokens needs it."""
 
-    def forward(self, ids, past=None, use_cache=False):
-        q, k, v = self.qkv(self.tokens(ids)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        before = 0 if past is None else past[0].shape[-2]
-        q, k = self.turned(q, before), self.turned(k, before)
-        if past is not None:
-            k, v = torch.cat((past[0], k), -2), torch.cat((past[1], v), -2)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=past is None)
-        out = out.transpose(1, 2).flatten(2)
-        return (out, (k, v)) if use_cache else out
+    def mask(self, queries, keys, cached):
+        return {"is_causal": not cached}
 
 
-class LowerRight(FIXTURE.Fused):
+class LowerRight(Masked):
     """PyTorch's own mask that ends at the last key."""
 
-    def forward(self, ids, past=None, use_cache=False):
-        q, k, v = self.qkv(self.tokens(ids)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        before = 0 if past is None else past[0].shape[-2]
-        q, k = self.turned(q, before), self.turned(k, before)
-        if past is not None:
-            k, v = torch.cat((past[0], k), -2), torch.cat((past[1], v), -2)
-        mask = causal_lower_right(q.shape[-2], k.shape[-2])
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        out = out.transpose(1, 2).flatten(2)
-        return (out, (k, v)) if use_cache else out
+    def mask(self, queries, keys, cached):
+        return {"attn_mask": causal_lower_right(queries, keys)}
 
 
 def test_pytorchs_mask_from_the_last_key_on_is_silent_and_left_as_it_was():
